@@ -19,7 +19,7 @@ from anabranch.store.audiences.viewing import is_scoped
 from anabranch.store.catalog.databases import Database
 from anabranch.store.log.history import SeenGroup
 from anabranch.v1 import change_pb2, errors_pb2, position_pb2
-from anabranch_snapshot.log import beyond_head
+from anabranch_snapshot.log import ChangedError, beyond_head
 from anabranch_snapshot.moments import seen_by
 from anabranch_snapshot.page_tokens import Place, from_token, place_after, to_token
 from anabranch_snapshot.pages import to_sum
@@ -52,16 +52,8 @@ class ChangeServicer:
             return await self._page(request)
 
     async def _page(self, request: change_pb2.GetRequest) -> change_pb2.GetResponse:
-        snapshot, settings = self._snapshot, self._snapshot.settings
-        database, head = await snapshot.open_call(request.db_name, request.node_state)
-        known = seen_by(database, request.node_state.greatest_seen)
-        viewer = self._viewer(database, request.node_state)
-        resumed: SeenGroup | None = None
-        seen = b""
-        if request.page_token:
-            place, resumed, seen = from_token(database, request.page_token, scoped=viewer is not None)
-        else:
-            place = _place(request.after, head)
+        settings = self._snapshot.settings
+        database, head = await self._snapshot.open_call(request.db_name, request.node_state)
         if request.max_bytes < 0:
             raise CallError(errors_pb2.REASON_INVALID_REQUEST, "max_bytes is negative")
         max_bytes = max(LEAST_PAGE_BYTES, min(request.max_bytes or settings.page_bytes, settings.page_max_bytes))
@@ -71,6 +63,29 @@ class ChangeServicer:
         if not unread.reserve(OWN * max_bytes):
             max_bytes = min(max_bytes, SMALL_BYTES // OWN)
             unread.hold(OWN * max_bytes)
+        try:
+            response = await self._page_of(database, head, request, max_bytes)
+        except ChangedError:
+            # The kept state was a moment old.
+            database = await self._snapshot.databases.read(request.db_name)
+            response = await self._page_of(database, head, request, max_bytes)
+        size = response.ByteSize()
+        metrics.count("anabranch_log_sent_bytes", size, database=database.name)
+        unread.sent(OWN * size)
+        return response
+
+    async def _page_of(
+        self, database: Database, head: int, request: change_pb2.GetRequest, max_bytes: int
+    ) -> change_pb2.GetResponse:
+        snapshot = self._snapshot
+        known = seen_by(database, request.node_state.greatest_seen)
+        viewer = self._viewer(database, request.node_state)
+        resumed: SeenGroup | None = None
+        seen = b""
+        if request.page_token:
+            place, resumed, seen = from_token(database, request.page_token, scoped=viewer is not None)
+        else:
+            place = _place(request.after, head)
         if viewer is None:
             reading = await snapshot.log.read(database, place, max_bytes, known=known, resumed=resumed)
             # Read after the page: a table that has not changed since has had the same sum there.
@@ -81,36 +96,45 @@ class ChangeServicer:
             reading, seen = page.reading, digest(page.audiences)
             sums = await snapshot.viewers.sums(viewer, page)
         stretch = reading.stretch
-        response = change_pb2.GetResponse(
+        return change_pb2.GetResponse(
             page=reading.page,
             next_page_token=b"" if stretch.at_head else to_token(database, reading.place, reading.known, seen),
             state=snapshot.log.state(database, stretch.head, stretch.head_chain, stretch.floor, stretch.schema_version),
             sums=[to_sum(row) for row in sums if row.position <= stretch.reached],
         )
-        size = response.ByteSize()
-        metrics.count("anabranch_log_sent_bytes", size, database=database.name)
-        unread.sent(OWN * size)
-        return response
 
     async def subscribe(self, request: change_pb2.SubscribeRequest, context: Context) -> AsyncIterator[bytes]:
         """``ChangeService.Subscribe``."""
         snapshot = self._snapshot
         database, head = await snapshot.open_call(request.db_name, request.node_state)
         place = _place(request.after, head)
-        viewer = self._viewer(database, request.node_state)
-        source: Source
-        if viewer is None:
-            source = Everything(snapshot.log, database, snapshot.tail(database))
-        else:
-            source = Visible(snapshot.viewers, viewer, snapshot.viewers_tail(database))
-        known = seen_by(database, request.node_state.greatest_seen)
         stream = current_stream()
         assert stream is not None
         unread = self._unread(stream.task, functools.partial(stream.end, TOO_SLOW))
-        pages = follow(snapshot.log, database, source, place, known, snapshot.settings.page_bytes, unread)
-        async with contextlib.aclosing(pages):
-            async for response in pages:
-                yield response
+        begun = False
+        while True:
+            known = seen_by(database, request.node_state.greatest_seen)
+            source = self._source(database, request.node_state)
+            pages = follow(snapshot.log, database, source, place, known, snapshot.settings.page_bytes, unread)
+            try:
+                async with contextlib.aclosing(pages):
+                    async for response in pages:
+                        begun = True
+                        yield response
+            except ChangedError:
+                if begun:
+                    raise
+                # The kept state was a moment old.
+                begun = True
+                database = await snapshot.databases.read(request.db_name)
+
+    def _source(self, database: Database, state: position_pb2.NodeState) -> Source:
+        """The pages that the caller follows."""
+        snapshot = self._snapshot
+        viewer = self._viewer(database, state)
+        if viewer is None:
+            return Everything(snapshot.log, database, snapshot.tail(database))
+        return Visible(snapshot.viewers, viewer, snapshot.viewers_tail(database))
 
     def _viewer(self, database: Database, state: position_pb2.NodeState) -> Viewer | None:
         """The caller as a viewer; None where everybody sees the same."""

@@ -53,6 +53,15 @@ class Reading:
         return SeenGroup(self.stretch.head, self.stretch.head_chain)
 
 
+class ChangedError(CallError):
+    """Tables or rules are no longer those that the call was begun with: it may begin again with the present ones."""
+
+    def __init__(self, database: Database) -> None:
+        super().__init__(
+            errors_pb2.REASON_UNAVAILABLE, f"tables or rules of {database.name!r} have just changed: call again"
+        )
+
+
 class Log:
     """The log of all databases. At most ``sessions`` reads are under way; others wait for their turn, and principals
     take turns, each with ``BESIDE`` reads at a time where there are several. Claims are waited for in sessions of
@@ -167,16 +176,14 @@ class Log:
         return passage_of(database, stretch, place, names)
 
     def require_version(self, database: Database, schema_version: int) -> None:
-        """Check that what was read is of the tables and rules of ``database``. Raises CallError UNAVAILABLE."""
+        """Check that what was read is of the tables and rules of ``database``. Raises ChangedError."""
         if schema_version != database.schema_version:
             raise self.changed(database)
 
-    def changed(self, database: Database) -> CallError:
+    def changed(self, database: Database) -> ChangedError:
         """The failure of a call whose ``database`` has other tables or rules now; they are read anew."""
         self._databases.look()
-        return CallError(
-            errors_pb2.REASON_UNAVAILABLE, f"tables or rules of {database.name!r} have just changed: call again"
-        )
+        return ChangedError(database)
 
     def now_ms(self) -> int:
         """The time, in milliseconds since 1970."""

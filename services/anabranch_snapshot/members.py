@@ -145,6 +145,15 @@ class Members:
         for audience in member.audiences - before:
             self.by_audience[audience].add(member)
 
+    @property
+    def principals(self) -> set[str]:
+        """The principals of the members."""
+        return set(self._by_principal)
+
+    def of(self, principal: str) -> set[Member]:
+        """The members of a principal."""
+        return set(self._by_principal.get(principal, ()))
+
     def concerned(self, piece: PassagePiece) -> set[Member]:
         """Those whom a piece concerns."""
         found: set[Member] = set()

@@ -107,28 +107,29 @@ class Snapshot:
         return database, history.head
 
     def tail(self, database: Database) -> Tail:
-        """The tail of a database in its epoch of which everybody sees the same."""
+        """The tail of a database in its epoch of which everybody sees the same. Raises ChangedError."""
         tail = self._tails.get(database.id)
-        if not isinstance(tail, Tail) or tail.database.epoch != database.epoch:
-            # The tail of an epoch that is over ends by itself: its next read fails.
-            self._replace(database, made := Tail(database, self.log, self.settings, self.clock))
-            return made
-        return tail
+        if isinstance(tail, Tail) and tail.database.epoch == database.epoch:
+            return tail
+        # The tail of an epoch that is over ends by itself: its next read fails.
+        made = Tail(database, self.log, self.settings, self.clock)
+        self._replace(database, made)
+        return made
 
     def viewers_tail(self, database: Database) -> ViewersTail:
-        """The tail of a database with restricted tables, by its tables and rules."""
-        tail, version = self._tails.get(database.id), database.schema_version
-        if not isinstance(tail, ViewersTail) or (tail.database.epoch, tail.database.schema_version) != (
-            database.epoch,
-            version,
-        ):
-            made = ViewersTail(database, self.log, self.viewers, self.settings, self.clock)
-            self._replace(database, made)
-            return made
-        return tail
+        """The tail of a database with restricted tables, by its tables and rules. Raises ChangedError."""
+        tail = self._tails.get(database.id)
+        if isinstance(tail, ViewersTail) and _version(tail.database) == _version(database):
+            return tail
+        made = ViewersTail(database, self.log, self.viewers, self.settings, self.clock)
+        self._replace(database, made)
+        return made
 
     def _replace(self, database: Database, tail: Tail | ViewersTail) -> None:
         before = self._tails.get(database.id)
+        if isinstance(before, ViewersTail) and before.database.epoch == database.epoch:
+            # Notifications are for the latest: none of an earlier state of the database takes its place.
+            self.log.require_version(database, max(before.database.schema_version, database.schema_version))
         self._tails[database.id] = tail
         if before is not None:
             before.hear(0)
@@ -166,13 +167,17 @@ class Snapshot:
                     elif heard.position == 0:
                         self.databases.look()
                         if isinstance(follower := self._tails.get(heard.database_id), ViewersTail):
-                            # Who sees what may have changed.
+                            # Its rules may be others now.
                             follower.hear(0)
                     elif heard.database_id in self._tails:
                         self._tails[heard.database_id].hear(heard.position, heard.traceparent)
         finally:
             self._listening = False
             await conn.close()
+
+
+def _version(database: Database) -> tuple[str, int]:
+    return database.epoch, database.schema_version
 
 
 def _pull_source(settings: SnapshotSettings) -> PullSource:

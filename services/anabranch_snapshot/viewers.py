@@ -127,7 +127,7 @@ class Viewers:
         self._learning: dict[int, asyncio.Lock] = {}
 
     async def memberships(self, viewer: Viewer, position: int) -> Memberships:
-        """What queries give a viewer at a position, and behind it.
+        """The audiences that queries give a viewer at a position, and behind it.
 
         Raises:
             CallError: UNAVAILABLE: the rules have just changed.
@@ -150,8 +150,8 @@ class Viewers:
         return found
 
     def now(self, viewer: Viewer, memberships: frozenset[str] | None) -> frozenset[str]:
-        """What a viewer sees in a moment in which ``memberships`` were read for it. Raises CallError UNAVAILABLE where
-        its principal was not known there."""
+        """The audiences of a viewer in a moment in which ``memberships`` were read for it. Raises CallError UNAVAILABLE
+        where its principal was not known there."""
         if memberships is None and viewer.has_memberships:
             raise self._log.changed(viewer.database)
         return viewer.audiences(memberships or _NONE)

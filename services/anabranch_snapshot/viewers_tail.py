@@ -6,6 +6,9 @@ number of streams. The others see of it what nobody's audiences give: the change
 share, or nothing. Who gets nothing is told some time later where it stands, again in shared bytes: at the latest with
 the next heartbeat.
 
+Groups say how audiences change of those principals only that are known. One that has no node is forgotten in time: its
+members fail then, and are learned when they come again.
+
 Passages are kept for subscribers who come a little late, and not pages: any reader's page can be made of them.
 """
 
@@ -18,7 +21,7 @@ from collections.abc import Mapping
 
 from anabranch.clock import Clock
 from anabranch.store.audiences.principals import Change
-from anabranch.store.audiences.viewing import read_changes
+from anabranch.store.audiences.viewing import read_changes, read_known
 from anabranch.store.catalog.databases import Database
 from anabranch.store.log.history import SeenGroup
 from anabranch.store.log.reader import LoggedSum
@@ -36,6 +39,8 @@ from anabranch_snapshot.viewers import Viewer, Viewers
 from anabranch_snapshot.visible import Eye
 
 _NOBODY = Eye(frozenset())
+CHECK_S = 60.0
+"""How often it is looked, in seconds, whether the members' principals are known."""
 _MOVE_S, _MOVE_EACH_S = 0.1, 0.001
 """Members who got nothing are told where they stand after so many seconds, and so many more for each member."""
 
@@ -50,6 +55,7 @@ class ViewersTail(TailOf[PassagePiece]):
         super().__init__(database, log, settings, clock)
         self._viewers = viewers
         self._members = Members()
+        self._check_at = time.monotonic() + CHECK_S
 
     def attach_viewer(self, place: Place, viewer: Viewer, memberships: frozenset[str]) -> Subscriber | None:
         """A live subscriber of a viewer that stands at ``place``, where queries give it ``memberships``; None where it
@@ -145,7 +151,27 @@ class ViewersTail(TailOf[PassagePiece]):
         shared = Shared(place, place, response.SerializeToString(), self._known[0])
         self._drop([one for one in self._members.all if one.next.cursor < place.cursor and not one.offer(shared)])
 
+    async def _check_known(self) -> None:
+        """Fail the members whose principals are no longer known.
+
+        Raises:
+            psycopg.Error: it can't be looked up.
+        """
+        principals = self._members.principals
+        if not principals or not self.database.audience_rules.read.memberships:
+            return
+
+        async def read(conn: AsyncSession) -> set[str]:
+            return await read_known(conn, self.database.id, principals)
+
+        for principal in principals - await self._log.with_session(read):
+            for member in self._members.of(principal):
+                member.subscriber.fail(self._log.changed(self.database))
+
     async def _beat(self) -> bool:
+        if time.monotonic() >= self._check_at:
+            self._check_at = time.monotonic() + CHECK_S
+            await self._check_known()
         sums, rows = await self._viewers.sums_of(self.database, self._members.by_audience.keys())
         place = self._place
         if place is None or not self._is_settled(sums):

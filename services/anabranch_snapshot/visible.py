@@ -38,6 +38,8 @@ _INSERT, _UPDATE, _DELETE = (
     int(change_pb2.EFFECT_TYPE_UPDATE),
     int(change_pb2.EFFECT_TYPE_DELETE),
 )
+MOST_TOLD_CHARACTERS = 256 * 1024
+"""A row with longer audiences is sent with those of the reader alone."""
 _NOT_RESTRICTED = change_pb2.Audiences()
 
 
@@ -59,7 +61,7 @@ class Eye(NamedTuple):
 
 
 class Shown(Enum):
-    """What a reader gets of an effect."""
+    """The part of an effect that a reader gets."""
 
     NOTHING = 0
     AS_IT_IS = 1
@@ -172,7 +174,7 @@ def _add_batch(group: change_pb2.LoggedGroup, passage: Passage, batch: PassageBa
             effects.append(content)
             goes_on = True
             if shown is Shown.AS_IT_IS and not is_open:
-                whose = change_pb2.Audiences(values=row_after)
+                whose = change_pb2.Audiences(values=_told(row_after, kept))
         audiences.append(whose)
         restricted = restricted or not is_open
     if not effects and not losers:
@@ -187,6 +189,11 @@ def _add_batch(group: change_pb2.LoggedGroup, passage: Passage, batch: PassageBa
     logged.effect_incomplete = goes_on and stretch.effect_incomplete and batch.items[-1] is stretch.items[-1]
     group.batches.append(logged)
     return True
+
+
+def _told(row: Sequence[str], kept: frozenset[str]) -> Sequence[str]:
+    """The audiences of a row that a reader is told: all, unless these would not fit into a message beside the row."""
+    return row if sum(map(len, row)) <= MOST_TOLD_CHARACTERS else sorted(kept.intersection(row))
 
 
 def _was_open(database: Database, scope: Scope) -> bool:

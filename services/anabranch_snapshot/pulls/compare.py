@@ -110,7 +110,7 @@ async def _answers(
     sums = await session.start(reader.range_sums)
     response = snapshot_pb2.CompareResponse(sums=_parts(sums, [WHOLE]), done=True)
     if not first.HasField("sum"):
-        # What the caller sees of a restricted table is summed up nowhere else.
+        # Rows of a restricted table that the caller sees are summed up nowhere else.
         seen = sums.of(WHOLE)
         total = position_pb2.TableSum(table=table.name, count=seen.rows, hash=sum_to_bytes(seen.hash))
         response.sum.CopyFrom(total)

@@ -55,7 +55,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class _Sight:
-    """What a pull shows of restricted tables: ``audiences`` are all that the viewer sees at the moment."""
+    """The view that a pull has of restricted tables: ``audiences`` are all that the viewer sees at the moment."""
 
     viewers: Viewers
     viewer: Viewer

@@ -15,7 +15,7 @@ COLUMNS = ("id", "team", "title")
 
 
 def held(*audiences: str, choice: Sequence[str] | None = None) -> position_pb2.HeldAudiences:
-    """What a node holds, as it tells it."""
+    """The audiences that a node holds, as it tells of them."""
     digest = blake2b(b"".join(one.encode() + b"\0" for one in sorted(audiences)), digest_size=16).digest()
     return position_pb2.HeldAudiences(digest=digest, chosen=choice is not None, choice=choice or ())
 

@@ -1,4 +1,4 @@
-"""What a reader sees of the log: each rule alone, and what it all comes to."""
+"""The part of the log that a reader sees: each rule alone, and what it all comes to."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_a_batch_of_which_nothing_is_left_is_for_its_own_node_only() -> None:
     assert visible.page.reached.server_timestamp_ms == 5
     (group,) = visible_page(passage, eye(C, node="n2")).page.groups
     assert [(batch.id, batch.node.id, len(batch.effects)) for batch in group.batches] == [("b2", "n2", 0)]
-    # What it sees anyway does not depend on whose it is.
+    # A batch of which it sees something anyway comes as to everybody.
     assert visible_page(passage, eye(B)).silent == {"n1"}
 
 
@@ -203,7 +203,7 @@ def test_a_large_effect_is_seen_alike_in_each_of_its_parts(what: Change, reader:
     assert device.effects == expected
 
 
-# What it all comes to: a naive device, against rows of which everything is known.
+# A naive device, against rows of which everything is known.
 
 
 @dataclass

@@ -7,7 +7,7 @@ them the schema version, which moves with every change of the rules: a set is of
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,11 +40,15 @@ select position, principal, gained, lost from anabranch.audience_changes
 where database_id = $1::int8 and position > $2::int8 and position <= $3::int8
 """
 
+KNOWN = b"""
+select principal from anabranch.principals where database_id = $1::int8 and principal = any($2::text[])
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Memberships:
-    """What queries give a principal: ``audiences`` at a position, and the ``changes`` behind it up to the head, by
-    position in order."""
+    """The audiences that queries give a principal: ``audiences`` at a position, and the ``changes`` behind it up to the
+    head, by position in order."""
 
     audiences: frozenset[str]
     changes: Mapping[int, Change]
@@ -84,7 +88,7 @@ def memberships_of(rows: Sequence[tuple[Any, ...]]) -> Memberships | None:
 
 
 async def read_memberships(conn: AsyncSession, database_id: int, principal: str, position: int) -> Memberships | None:
-    """What queries give a principal at ``position`` and behind it; None where it was never learned.
+    """The audiences that queries give a principal at ``position`` and behind it; None where it was never learned.
 
     Raises:
         psycopg.Error: Postgres refused it.
@@ -93,7 +97,7 @@ async def read_memberships(conn: AsyncSession, database_id: int, principal: str,
 
 
 def memberships_now(conn: binary.Connection, database_id: int, principal: str) -> frozenset[str] | None:
-    """What queries give a principal in the moment of this transaction; None where it was never learned.
+    """The audiences that queries give a principal in the moment of this transaction; None where it was never learned.
 
     Raises:
         psycopg.Error: Postgres refused it.
@@ -115,6 +119,16 @@ async def read_changes(
     for position, principal, gained, lost in await _rows(conn, CHANGES, parameters):
         changes.setdefault(position, {})[principal] = Change(frozenset(gained), frozenset(lost))
     return changes
+
+
+async def read_known(conn: AsyncSession, database_id: int, principals: Collection[str]) -> set[str]:
+    """Those of ``principals`` that are known: groups say how the audiences of these change, and of no others.
+
+    Raises:
+        psycopg.Error: Postgres refused it.
+    """
+    wanted = postgres_binary.text_array(list(principals), "principal")
+    return {name for (name,) in await _rows(conn, KNOWN, [postgres_binary.int8(database_id), wanted])}
 
 
 async def learn_principal(conn: AsyncSession, database: Database, principal: str, now_ms: int) -> bool:
