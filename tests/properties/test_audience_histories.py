@@ -19,7 +19,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from anabranch.client import CallFailed, Change, NotReady, RowExists, RowMissing, SyncedDb
+from anabranch.client import CallFailed, Change, NotReady, RowExists, RowMissing, State, SyncedDb
 from anabranch.client.file import audience_sums, row_audiences
 from anabranch.client.reading import audience_checks, gains, held
 from anabranch.client.reading.sums import base_rows
@@ -139,6 +139,7 @@ class World:
         self.chosen: list[frozenset[str] | None] = [None, None]
         self.mirrors: list[dict[tuple[str, str], Any]] = [{}, {}]
         self.seen: Counter[str] = Counter()
+        self.wrong: list[State] = []
         self.devices = [self.open(i) for i in range(2)]
         for device in self.devices:
             device.start(background=False)
@@ -148,9 +149,14 @@ class World:
             self.paths[i], self.remotes[i], "d", PRINCIPALS[i], now_ms=lambda: self.now, audiences=self.chosen[i]
         )
         device.on_change(lambda change: self.mirror(i, change))
+        device.on_state(self.hear)
         # Rows that the choice gives up are gone before anybody can listen.
         self.mirrors[i] = shown(device)
         return device
+
+    def hear(self, state: State) -> None:
+        if state.kind in ("set_aside", "sums_disagree", "error"):
+            self.wrong.append(state)
 
     def mirror(self, i: int, change: Change) -> None:
         row = (change.table, change.key[0])
@@ -256,6 +262,7 @@ class World:
         """The file is consistent."""
         device = self.devices[i]
         assert self.mirrors[i] == shown(device)
+        assert not self.wrong, "a device mends itself, and here nothing is to be mended"
         with device._file.transaction() as tx:
             all_held = held.held(tx.conn)
             assert tx.state.held_digest in (b"", held.digest(all_held))

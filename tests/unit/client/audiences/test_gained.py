@@ -10,9 +10,10 @@ import pytest
 from tests.unit.client.audiences.teams import Open, Teams, held, is_right, jobs
 from tests.unit.client.older import before_audiences
 
-from anabranch.client import CallFailed, FileDamaged, Progress, SyncedDb
+from anabranch.client import CallFailed, FileDamaged, Progress, State, SyncedDb
 from anabranch.client.file import layout
 from anabranch.client.reading import gains
+from anabranch.client.reading.arrow_rows import Chunk
 
 
 def test_what_is_gained_is_pulled_and_nothing_else(
@@ -125,6 +126,52 @@ def test_what_is_lost_while_it_is_pulled_leaves_no_row(opened: Open, remote: Tea
     remote.member_of("a", "b")
     device.read()
     is_right(device, remote)
+
+
+def test_an_audience_that_is_lost_and_comes_back_is_pulled_from_its_beginning(opened: Open, remote: Teams) -> None:
+    remote.chunk_rows = 1
+    device = opened()
+    device.read()
+    states: list[State] = []
+    device.on_state(states.append)
+    remote.member_of("a", "b", "c")
+    remote.cut_pull_after = 2
+    with pytest.raises(CallFailed):
+        device.read()
+    remote.member_of("a", "c")
+    remote.member_of("a", "b", "c")
+    device._reader._pages()
+    device.read()
+    is_right(device, remote)
+    assert "set_aside" not in {state.kind for state in states}
+
+
+def test_the_log_is_read_up_to_the_moment_of_a_pull_first(
+    opened: Open, remote: Teams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gains, "SLICE_S", 0.0)
+    remote.chunk_rows = 1
+    device = opened()
+    device.read()
+    remote.member_of("a", "b")
+    pull = remote.pull
+
+    def busy(request: Any) -> Any:
+        remote.set("j3", title=f"{device.status().cursor}")
+        return pull(request)
+
+    monkeypatch.setattr(remote, "pull", busy)
+    device.read()
+    is_right(device, remote)
+
+
+def test_rows_that_the_file_may_not_hold_are_not_stored(opened: Open, remote: Teams) -> None:
+    device = opened()
+    device.read()
+    rows = [("x1", "z", "theirs"), ("x2", "z+a", "both's"), ("x3", None, "nobody's")]
+    chunk = Chunk(3, rows, [["team:z"], ["team:a", "team:z"], []])
+    with device._file.transaction() as tx:
+        assert gains._patches(tx, tx.tables["job"], chunk).keys() == {"x2"}
 
 
 def test_pending_writes_stay_on_top_of_gained_rows(opened: Open, remote: Teams) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from tests.unit.client.audiences.teams import ROWS, Open, Teams, held, is_right, jobs
 
 from anabranch.client import CallFailed, Change, State
 from anabranch.client.file import row_audiences
 from anabranch.merge import MutationType
-from anabranch.v1 import change_pb2
+from anabranch.v1 import change_pb2, errors_pb2, value_pb2, verdict_pb2
 
 
 def test_a_first_pull_brings_what_the_principal_may_see(opened: Open, remote: Teams) -> None:
@@ -91,6 +93,56 @@ def test_an_own_batch_may_move_a_row_out_of_sight(opened: Open, remote: Teams) -
     assert device.sync()
     assert [letter.reason for letter in device.dead_letters()] == ["FORBIDDEN"]
     is_right(device, remote)
+
+
+def test_an_update_of_all_columns_in_any_order_brings_a_row(
+    opened: Open, remote: Teams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = opened()
+    remote.set("j2", team="a")
+    told = remote._effect
+
+    def reversed_columns(effect: Any) -> bytes:
+        message = change_pb2.Effect.FromString(told(effect))
+        columns, values = list(message.columns)[::-1], list(message.values)[::-1]
+        return change_pb2.Effect(
+            table=message.table, type=message.type, columns=columns, values=values
+        ).SerializeToString()
+
+    monkeypatch.setattr(remote, "_effect", reversed_columns)
+    device.read()
+    is_right(device, remote)
+    assert "j2" in jobs(device)
+    assert remote.calls["pull"] == 1
+
+
+def test_the_servers_row_of_a_verdict_goes_with_the_row(opened: Open, remote: Teams) -> None:
+    remote.server.sets["alice"] = frozenset({"team:a", "team:b"})
+    device = opened()
+    batches = [device.table("job").update({"id": key, "title": "mine"}) for key in ("j0", "j2")]
+    verdicts = []
+    for batch, key in zip(batches, ("j0", "j2"), strict=True):
+        row = value_pb2.NamedRow(columns=["id", "title"], values=[value(key), value("secret")])
+        mutation = verdict_pb2.MutationVerdict(table="job", key=[value(key)], server_row=row)
+        verdicts.append(
+            verdict_pb2.Verdict(
+                batch_id=batch,
+                status=verdict_pb2.VERDICT_STATUS_REJECTED,
+                position=remote.server.head,
+                reason=errors_pb2.REASON_CONSTRAINT,
+                mutations=[mutation],
+            )
+        )
+    with device._file.transaction() as tx:
+        device._sender._note(tx, verdicts, remote.state())
+    remote.member_of("a")
+    device.read()
+    assert [letter.server_row for letter in device.dead_letters()] == [{"id": "j0", "title": "secret"}, None]
+    is_right(device, remote)
+
+
+def value(text: str) -> value_pb2.Value:
+    return value_pb2.Value(string_value=text)
 
 
 def test_another_token_shows_other_rows(opened: Open, remote: Teams) -> None:
