@@ -242,7 +242,7 @@ def test_tables_and_audiences_are_chosen_together(opened: Open, remote: Teams) -
     device.read()
 
 
-@pytest.mark.parametrize("wrong", ["team:a", b"team:a", [1], [""], ["a\0b"]])
+@pytest.mark.parametrize("wrong", ["team:a", b"team:a", [1], [""], ["a\0b"], ["ä" * 501]])
 def test_what_is_no_audience_is_refused(opened: Open, wrong: Any) -> None:
     with pytest.raises(ValueError, match="audience"):
         opened(audiences=wrong)
