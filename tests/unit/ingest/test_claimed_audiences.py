@@ -12,7 +12,7 @@ from anabranch.store.inbox.append import Arrival, audiences_text, parameters_of
 from anabranch_ingest.audiences import NOTHING_CLAIMED, claimed
 
 TEAMS = SetRules({"teams": "team"})
-QUERIES = SetRules(memberships=(Membership("select 'x'", (), frozenset()),))
+QUERIES = SetRules(memberships=(Membership("select 'x'", (), frozenset(), "SELECT 'x'::text"),))
 
 
 def arrival(read: str | None = None, write: str | None = None) -> Arrival:
