@@ -111,6 +111,12 @@ def test_audiences_stand_beside_effects_where_one_is_restricted() -> None:
     assert not batch.audiences
 
 
+def test_audiences_that_would_not_fit_beside_a_row_are_those_of_the_reader() -> None:
+    many = [A, *(f"{i:06}" * 10 for i in range(5_000))]
+    [(_, told)] = seen([Change(INSERT, "1", "t", (), many)], eye(A, B))
+    assert told == [A]
+
+
 def test_a_batch_of_which_nothing_is_left_is_for_its_own_node_only() -> None:
     (passage,) = passages([Group(5, [Batch("b1", "n1", [INSERTED]), Batch("b2", "n2", [MOVED])])], [100])
     visible = visible_page(passage, eye(C))
