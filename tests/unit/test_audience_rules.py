@@ -24,7 +24,7 @@ CLAIMED: list[tuple[Any, set[str]]] = [
     ({"teams": [True, None, 1.5, {"a": "b"}, ["t3"], "t1"]}, {"team:t1"}),
     ({"teams": {"t1": True}}, set()),
     ({"teams": None}, set()),
-    ({"teams": ["a\0b", "x" * 995, "x" * 996, ""]}, {"team:" + "x" * 995, "team:"}),
+    ({"teams": ["a\0b", "x" * 995, "x" * 996, ""]}, {"team:" + "x" * 995}),
     ({"teams": "ä" * 497}, {"team:" + "ä" * 497}),
     ({"teams": "ä" * 498}, set()),
     ({}, set()),

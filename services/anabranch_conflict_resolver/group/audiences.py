@@ -1,23 +1,22 @@
-"""What a group changes of audiences: the sums of their rows, and the sets of principals."""
+"""A group's changes of audiences: of the sums of their rows, and of the sets of principals."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-import psycopg
 import structlog
 
 from anabranch.store.audiences.affected import ChangedRows, affected, evaluate_known
+from anabranch.store.audiences.evaluated import QUERY_FAILS
 from anabranch.store.audiences.principals import Given
 from anabranch.store.audiences.sums import AudienceSums, read_audience_sums
 from anabranch.store.catalog.databases import Database
+from anabranch.store.group.waves import DatabaseError
 from anabranch.store.session.engine import Session
 from anabranch.values.canonical import SUM_MODULUS
 from anabranch_conflict_resolver.batch.shown import AudienceChanges
 from anabranch_conflict_resolver.group.table import SyncedTable
 
-QUERY_FAILS = (psycopg.ProgrammingError, psycopg.DataError, psycopg.NotSupportedError)
-"""The errors of a query that no longer fits its tables or their values."""
 _log = structlog.get_logger()
 
 
@@ -37,7 +36,7 @@ def new_audience_sums(
 
 
 def changed_sets(conn: Session, database: Database, changed: ChangedRows) -> Mapping[str, tuple[Given, Given]]:
-    """What membership queries gave principals before the group and give them with it, of those for whom it changed.
+    """The principals whose sets the group changes, each with what membership queries gave before and give with it.
     Where a query fails on the tables as they are, that is logged, and every set stays as it was: nothing waits for its
     owner.
 
@@ -54,7 +53,7 @@ def changed_sets(conn: Session, database: Database, changed: ChangedRows) -> Map
         return {}
 
 
-def log_failure(database: Database, error: psycopg.Error) -> None:
+def log_failure(database: Database, error: DatabaseError) -> None:
     """Say that a membership query fails."""
     _log.error(
         "a membership query fails: audiences stay as they were, and new principals have none, until the rules fit",

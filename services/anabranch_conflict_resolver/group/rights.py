@@ -6,12 +6,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from anabranch.store.audiences import principals
+from anabranch.store.audiences.evaluated import QUERY_FAILS
 from anabranch.store.audiences.principals import Given
 from anabranch.store.inbox.take import Taken
 from anabranch.store.session import steps
 from anabranch_conflict_resolver.batch.results import Candidate
 from anabranch_conflict_resolver.batch.rights import Rights
-from anabranch_conflict_resolver.group.audiences import QUERY_FAILS, log_failure
+from anabranch_conflict_resolver.group.audiences import log_failure
 from anabranch_conflict_resolver.group.context import Context
 
 _NOTHING = Given()

@@ -168,7 +168,7 @@ def given(conn: Session, query: str, shadow: str = "") -> set[tuple[str, str]]:
 def test_a_changed_row_of_a_traced_table_tells_whom_it_concerns(
     conn: Session, synced: Database, query: str, tables: list[str], traced: list[str]
 ) -> None:
-    """What a change gives or takes, the query gives over the changed rows alone, as they were and as they are."""
+    """The query gives over the changed rows alone, as they were and as they are, all that a change gives or takes."""
     del synced, tables
     random = Random(query)
     concerned = 0

@@ -1,4 +1,4 @@
-"""Who may write to rows of restricted tables, and what groups record of whom rows are for."""
+"""Rows of restricted tables are written by those who may; groups record whom rows are for."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ def test_only_those_whom_changed_rows_concern_are_evaluated(make_rig: Any, trace
     for name in ("alice", "bob", "carol"):
         rig.node(name, name).insert("note", {"id": name, "owner": name})
     rig.drain()
-    # What stands there of others shows whether they were evaluated.
+    # The set that stands there of others shows whether they were evaluated.
     rig.sql("update anabranch.principals set memberships = '{stale}' where principal <> 'bob'")
     rig.sql("insert into app.membership values ('m', 'bob', '1')")
     rig.drain()
@@ -285,7 +285,7 @@ def test_a_query_that_fails_holds_up_nobody(rig: ResolverRig, capsys: pytest.Cap
     sent = [known.insert("note", {"id": "2", "owner": "alice"}), known.insert("open_to_all", {"id": "1"})]
     sent += [new.insert("note", {"id": "3", "owner": "new"}), new.insert("job", {"id": "1", "team_id": "1"})]
     rig.drain()
-    # What was known counts on, and claims do: what a query would have given counts for nobody.
+    # A set that was known counts on, and so do claims; nobody has what the query would have given.
     assert [rig.outcome(one) for one in sent] == [["APPLIED"], ["APPLIED"], "FORBIDDEN", ["APPLIED"]]
     assert "a membership query fails" in capsys.readouterr().out
     set_audience_rules(rig.conn, rig.name, RULES)

@@ -221,7 +221,7 @@ def test_where_a_role_is_named_its_policies_decide_a_pull_too(restricted: Any, j
         assert rows_of(Pulled().all(viewer(restricted, "x", "a").pull())).keys() == {"1"}
         both = Pulled().all(viewer(restricted, "y", "a").pull())
         assert rows_of(both).keys() == {"1", "2"}
-        # What is read behind such a table is read as the service again.
+        # A table that is read behind such a one is read as the service again.
         assert "item" in both.done
     finally:
         conn.execute(f"drop owned by {role}; drop role {role}".encode())

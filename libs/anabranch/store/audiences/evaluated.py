@@ -14,6 +14,8 @@ from anabranch.store.session.steps import run
 
 Connection = psycopg.Connection[Any]
 
+QUERY_FAILS = (psycopg.ProgrammingError, psycopg.DataError, psycopg.NotSupportedError)
+"""The errors of a query that no longer fits its tables or their values."""
 _PAGE = 1_000
 _PRINCIPALS = """
 select principal from anabranch.principals where database_id = %s and principal > %s order by principal limit %s
@@ -52,7 +54,7 @@ def evaluate_anew(conn: Connection, database: Database) -> None:
         last = names[-1]
         try:
             given = run(conn, evaluate(database, names))
-        except (psycopg.ProgrammingError, psycopg.DataError, psycopg.NotSupportedError) as error:
+        except QUERY_FAILS as error:
             raise EvaluationError(error) from error
         with conn.cursor() as cursor:
             cursor.executemany(

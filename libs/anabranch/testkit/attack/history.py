@@ -53,7 +53,7 @@ class History:
     _members: dict[str, list[Span]] = field(default_factory=dict)
     _sent: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
 
-    # What happened
+    # Events
 
     def put(self, place: Place, table: str, key: str, marks: Iterable[str], audiences: Iterable[str]) -> None:
         """A row is there from now on with these marked values, its key too where that is one, and these audiences."""
@@ -86,7 +86,7 @@ class History:
         """A principal has made a value itself, so that it may come back to it at any time."""
         self._sent[principal].add(mark)
 
-    # Who may have seen what
+    # Sight
 
     def knows(self, mark: str) -> bool:
         """Whether the mark was ever a value here."""
@@ -171,7 +171,7 @@ class History:
             return
         for members in self._members.get(principal, ()):
             begin, end = max(span.begin, members.begin), min(span.end, members.end)
-            # What ends in the very group that gives the audience was never seen by it.
+            # A value that ends in the very group that gives the audience was never seen by it.
             lasts = span.begin >= members.begin or end[0] > members.begin[0]
             if begin < end and lasts and span.audiences & members.audiences:
                 yield begin, end

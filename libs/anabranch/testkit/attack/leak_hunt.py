@@ -91,7 +91,7 @@ def hunt(folder: Path, seconds: float, seed: int, say: Callable[[str], None]) ->
         ]
         for actor in actors:
             leave.callback(actor.close)
-        # What memberships gave before a principal's first call is not known to the server: it goes by what they give
+        # The server does not know what memberships gave before a principal's first call: it goes by what they give
         # then.
         for actor in actors:
             if isinstance(actor, HuntDevice):

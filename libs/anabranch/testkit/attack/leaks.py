@@ -30,7 +30,7 @@ _SUMS = frozenset({"LoggedGroup", "GetResponse", "SubscribeResponse", "PullRespo
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who received something: a principal, the audiences that the call's token gave by its claims, and the nodes that
+    """A receiver: a principal, the audiences that the call's token gave by its claims, and the nodes that
     are the principal's own."""
 
     principal: str
