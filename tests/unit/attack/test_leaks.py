@@ -225,3 +225,11 @@ def test_positions_are_those_that_a_principal_had_been_told_of(history: History)
     assert all_leaks(history, [(ALICE, chunks)]) == []
     twice = all_leaks(history, [(ALICE, [late, late])])
     assert [str(leak) for leak in twice] == [f"value: alice got {LATER} of team:t1+team:t2 at 0 by /get"]
+
+
+def test_a_verdict_goes_by_the_claims_with_which_its_batch_was_sent(history: History) -> None:
+    later = Caller("alice", T2)
+    verdict = Received("/anabranch.v1.ConflictResolverService/GetVerdict", reached=30, marks={MINE})
+    assert all_leaks(history, [(ALICE, []), (later, [verdict])]) == []
+    assert len(all_leaks(history, [(later, [verdict])])) == 1
+    assert len(all_leaks(history, [(ALICE, []), (later, [Received("/get", reached=30, marks={MINE})])])) == 1

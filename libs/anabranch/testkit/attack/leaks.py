@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from anabranch.testkit.attack.history import History
 from anabranch.testkit.attack.received import Counted, Received
@@ -25,6 +25,14 @@ ESTIMATE, ROWS_DONE = "Table.estimated_rows", "PullResponse.rows_done"
 PULL = "/anabranch.v1.SnapshotService/Pull"
 PRESENT = frozenset({PULL, "/anabranch.v1.ConflictResolverService/Explain"})
 """Methods that read tables as they are."""
+VERDICTS = frozenset(
+    {
+        "/anabranch.v1.IngestService/Send",
+        "/anabranch.v1.IngestService/SendStream",
+        "/anabranch.v1.ConflictResolverService/GetVerdict",
+    }
+)
+"""Methods that give a principal its verdicts: the same again, whatever its token claims by then."""
 _SUMS = frozenset({"LoggedGroup", "GetResponse", "SubscribeResponse", "PullResponse"})
 
 
@@ -106,13 +114,16 @@ def _counted(history: History, caller: Caller, counted: Counted, reached: int) -
 def all_leaks(history: History, calls: Iterable[tuple[Caller, Collection[Received]]]) -> list[Leak]:
     """The leaks in calls, given in the order in which they were made, each with its responses. A response speaks of
     no later position than those that its principal had been told of by then; a pull says at its end of which moment its
-    rows are."""
+    rows are. A verdict goes by the claims with which its batch was sent, earlier or now."""
     found: dict[Leak, None] = {}
     told: dict[str, int] = defaultdict(int)
+    claimed: dict[str, frozenset[str]] = defaultdict(frozenset)
     for caller, responses in calls:
+        claimed[caller.principal] |= caller.claimed
         if any(one.method == PULL for one in responses):
             told[caller.principal] = max([told[caller.principal], *(one.reached for one in responses)])
         for one in responses:
             told[caller.principal] = max(told[caller.principal], one.reached)
-            found.update(dict.fromkeys(leaks(history, caller, one, told[caller.principal])))
+            by = replace(caller, claimed=claimed[caller.principal]) if one.method in VERDICTS else caller
+            found.update(dict.fromkeys(leaks(history, by, one, told[caller.principal])))
     return list(found)
