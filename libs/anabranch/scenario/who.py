@@ -1,4 +1,4 @@
-"""People who open the app on nodes: principals, what their tokens claim, and the tokens themselves.
+"""The people of a story on its nodes: principals, the claims of their tokens, and the tokens themselves.
 
 A node's claims are those that the story gave it last, also before the node was made. Whoever logs in on a device brings
 the claims that the story gave this person last, on whatever node.

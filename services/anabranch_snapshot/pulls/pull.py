@@ -94,7 +94,8 @@ async def pull(
     )
     try:
         principal = viewer.principal if viewer is not None and viewer.has_memberships else None
-        moment = await session.start(lambda: reader.begin([one.table for one in wanted], past, principal))
+        queries = database.audience_rules.read.memberships if principal is not None else ()
+        moment = await session.start(lambda: reader.begin([one.table for one in wanted], past, principal, queries))
         state: position_pb2.ServerState | None = await began(moment, reader.chains)
         sight = None
         if viewer is not None:

@@ -78,7 +78,7 @@ def test_memberships_change_with_the_rows_that_give_them() -> None:
     assert past.sees("bob", NOBODY, ONE, 10)
     assert not past.sees("bob", NOBODY, THREE, 99)
     assert past.groups == [10, 20, 30]
-    # A membership that SQL has given already counts in the group before the one that has it, and no earlier.
+    # A grant by SQL already counts in the group before the one that has it, and no earlier.
     assert not past.sees("carol", NOBODY, TWO, 19)
     assert past.sees("carol", NOBODY, TWO, 20)
 

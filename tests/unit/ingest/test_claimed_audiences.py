@@ -40,7 +40,7 @@ def arrival(read: str | None = None, write: str | None = None) -> Arrival:
             '{"team:t1"}',
             '{"team:t2"}',
         ),
-        # One who may write nothing by claims is not taken for one who may write what it reads.
+        # A principal that may write nothing by claims is not taken for one who may write what it reads.
         (AudienceRules(TEAMS, QUERIES), {"teams": "t1"}, '{"team:t1"}', "{}"),
         (AudienceRules(SetRules(), TEAMS), {"teams": "t1"}, None, '{"team:t1"}'),
     ],

@@ -30,6 +30,8 @@ from psycopg.conninfo import make_conninfo
 
 from anabranch.errors import ServerError
 from anabranch.store.audiences.expression import AUDIENCE_COLUMN, SEE, Audience, array_text
+from anabranch.store.audiences.queries import for_principals
+from anabranch.store.audiences.rules import Membership
 from anabranch.store.audiences.viewing import MEMBERSHIPS, memberships_of
 from anabranch.store.capture.undrained import NEWEST
 from anabranch.store.cells.binary_cells import carried_type, quote
@@ -151,9 +153,16 @@ class PullReader:
         self._table: Table | None = None
         self._only: Only | None = None
 
-    def begin(self, tables: Sequence[Table], positions: Iterable[int] = (), principal: str | None = None) -> Sums:
+    def begin(
+        self,
+        tables: Sequence[Table],
+        positions: Iterable[int] = (),
+        principal: str | None = None,
+        queries: Sequence[Membership] = (),
+    ) -> Sums:
         """Open the session, lock ``tables``, and take the moment. Return its head and all sums; ``chains`` are those at
-        ``positions``.
+        ``positions``. ``queries``: those that give ``principal`` audiences. Where rows are ahead of the head, it has
+        those that it has at the head and still has by these rows: what comes with its revocation is not for it.
 
         Raises:
             UnknownDatabaseError: there is no such database any more.
@@ -182,9 +191,25 @@ class PullReader:
                     cursor.execute(MEMBERSHIPS.decode(), (self._database_id, principal, _BEHIND_ALL))
                     found = memberships_of(cursor.fetchall())
                     self.memberships = None if found is None else found.audiences
+                if self.memberships and self.undrained:
+                    self.memberships &= self._given(principal, queries)
         except driver.Error as error:
             raise _judged(error) from error
         return sums_of(self._database_id, rows)
+
+    def _given(self, principal: str, queries: Sequence[Membership]) -> frozenset[str]:
+        """The audiences that queries give by the rows of the moment, drained or not."""
+        assert self._conn is not None
+        given: set[str] = set()
+        for one in queries:
+            query = for_principals(one.printed, "$1::text")
+            with self._conn.cursor() as cursor:
+                cursor.execute(
+                    f"select q.audience from (select $1::text) p cross join lateral (\n{query}\n) q (audience)",
+                    (principal,),
+                )
+                given.update(audience for (audience,) in cursor.fetchall() if audience is not None)
+        return frozenset(given)
 
     def open_table(self, table: Table, after: Sequence[str] | None = None, only: Only | None = None) -> None:
         """Begin to read a table, after the row of the key that ``key_of_last`` returned, or all of it. Of a restricted

@@ -53,7 +53,7 @@ class History:
     _members: dict[str, list[Span]] = field(default_factory=dict)
     _sent: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
 
-    # Events
+    # Telling it of the past
 
     def put(self, place: Place, table: str, key: str, marks: Iterable[str], audiences: Iterable[str]) -> None:
         """A row is there from now on with these marked values, its key too where that is one, and these audiences."""
@@ -86,7 +86,7 @@ class History:
         """A principal has made a value itself, so that it may come back to it at any time."""
         self._sent[principal].add(mark)
 
-    # Sight
+    # Asking it
 
     def knows(self, mark: str) -> bool:
         """Whether the mark was ever a value here."""

@@ -38,7 +38,7 @@ _SUMS = frozenset({"LoggedGroup", "GetResponse", "SubscribeResponse", "PullRespo
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """A receiver: a principal, the audiences that the call's token gave by its claims, and the nodes that
+    """The receiver of something: a principal, the audiences that the call's token gave by its claims, and the nodes that
     are the principal's own."""
 
     principal: str

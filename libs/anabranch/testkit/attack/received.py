@@ -1,4 +1,4 @@
-"""Reads a response of any service for rows: the marks in its bytes, and every sum, count, audience and batch in it.
+"""The content of a response of any service as far as it is about rows: the marks in its bytes, and every sum, count, audience and batch in it.
 
 Marks are looked for in the bytes as they came, whatever field they stand in, also in one that is not known here. A
 value that is cut into parts, over several responses of a call, is put together again over the cut.
@@ -30,7 +30,7 @@ class Counted:
 
 @dataclass(slots=True)
 class Received:
-    """One response, read. ``reached``: the greatest position in it, 0 where it has none. ``bare``: the ids of
+    """The content of one response. ``reached``: the greatest position in it, 0 where it has none. ``bare``: the ids of
     batches that came without an effect, with the ids of their nodes."""
 
     method: str
@@ -52,7 +52,7 @@ class Response:
         self._arrow = b""
 
     def read(self, data: bytes) -> Received:
-        """The next response, read. Raises google.protobuf.message.DecodeError where it is none."""
+        """Read the next response. Raises google.protobuf.message.DecodeError where it is none."""
         found = Received(self._method, marks=marks_in(data))
         message = self._kind()
         message.ParseFromString(data)
