@@ -91,7 +91,7 @@ def hunt(folder: Path, seconds: float, seed: int, say: Callable[[str], None]) ->
         ]
         for actor in actors:
             leave.callback(actor.close)
-        # The server does not know what memberships gave before a principal's first call: it goes by what they give then.
+        # The server does not know what memberships gave before a principal's first call: it goes by that of then.
         for actor in actors:
             if isinstance(actor, HuntDevice):
                 actor.begin()

@@ -38,8 +38,8 @@ _SUMS = frozenset({"LoggedGroup", "GetResponse", "SubscribeResponse", "PullRespo
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The receiver of something: a principal, the audiences that the call's token gave by its claims, and the nodes that
-    are the principal's own."""
+    """The receiver of something: a principal, the audiences that the call's token gave by its claims, and the nodes
+    that are the principal's own."""
 
     principal: str
     claimed: frozenset[str] = frozenset()

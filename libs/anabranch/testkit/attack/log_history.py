@@ -37,8 +37,9 @@ where d.name = %s order by c.position, c.batch_id, c.ordinal
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """The rules of audiences in the hunt's own words. ``audiences``: by restricted table, a row's audiences; ``members``: what
-    memberships give each principal, from the rows of every table by key, of which it reads ``read``."""
+    """The rules of audiences in the hunt's own words. ``audiences``: by restricted table, a row's audiences;
+    ``members``: what memberships give each principal, from the rows of every table by key, of which it reads
+    ``read``."""
 
     audiences: Mapping[str, Callable[[Row], Iterable[str]]]
     members: Callable[[Mapping[str, Rows]], Mapping[str, Iterable[str]]]

@@ -1,4 +1,5 @@
-"""The content of a response of any service as far as it is about rows: the marks in its bytes, and every sum, count, audience and batch in it.
+"""The content of a response of any service as far as it is about rows: the marks in its bytes, and every sum, count,
+audience and batch in it.
 
 Marks are looked for in the bytes as they came, whatever field they stand in, also in one that is not known here. A
 value that is cut into parts, over several responses of a call, is put together again over the cut.
