@@ -357,6 +357,9 @@ TOLD: list[tuple[str, int, Any]] = [
     ("read", 0, 1),
     ("behind", 1, 1),
     ("read", 1, 1),
+    # Seen through a gained audience alone, and gone, in one group.
+    ("grant", 1, (TEAM["a"], [("job", "move", "r1", "a", "a"), ("job", "delete", "r1", None, None)])),
+    ("read", 1, 1),
 ]
 """Every sort of change once, whatever is drawn."""
 

@@ -64,22 +64,27 @@ class View:
             return None
         return change_pb2.AudienceChange(gained=sorted(after - before), lost=sorted(before - after))
 
-    def batch(self, logged: Logged) -> list[tuple[Effect, frozenset[str]]] | None:
+    def batch(self, logged: Logged, sees: dict[tuple[str, str], bool]) -> list[tuple[Effect, frozenset[str]]] | None:
         """The effects of a batch that the reader gets, each with its row's audiences; None where it does not get the
-        batch itself."""
-        sent = [one for effect in logged.effects for one in self._sent(effect, logged.position)]
+        batch itself. ``sees``: which rows the reader was sent, or not, by earlier effects of the same group."""
+        sent = [one for effect in logged.effects for one in self._sent(effect, logged.position, sees)]
         return sent if sent or logged.node == self.node else None
 
-    def _sent(self, effect: Effect, position: int) -> Iterator[tuple[Effect, frozenset[str]]]:
+    def _sent(
+        self, effect: Effect, position: int, sees: dict[tuple[str, str], bool]
+    ) -> Iterator[tuple[Effect, frozenset[str]]]:
         if effect.before is None or effect.after is None:
             yield effect, frozenset()
             return
         after = self.at(position)
-        had = not effect.before.isdisjoint(self.at(position - 1) & after)
+        row = effect.table, effect.key
+        had = sees.get(row, not effect.before.isdisjoint(self.at(position - 1) & after))
         has = not effect.after.isdisjoint(after)
-        if (had and has) or (has and (effect.type is MutationType.INSERT or effect.before != effect.after)):
+        if has and (had or effect.type is MutationType.INSERT or effect.before != effect.after):
+            sees[row] = True
             yield effect, effect.after
         elif had and not has:
+            sees[row] = False
             yield replace(effect, type=MutationType.DELETE, values={}), frozenset()
 
     def sees(self, table: str, row: Row, position: int) -> bool:

@@ -17,7 +17,7 @@ from anabranch.merge import Mutation, MutationType, RowChange
 from anabranch.ranges import WHOLE, KeyRange, RangeSums, in_ranges
 from anabranch.testkit.memory_audiences import AudienceOf, View, audiences_of, set_digest, sums_of
 from anabranch.testkit.memory_messages import AnswerStream, arrow_ipc, effect_bytes, name_of, range_sums, table_message
-from anabranch.testkit.memory_server import Logged, MemoryServer, Sent
+from anabranch.testkit.memory_server import Effect, Logged, MemoryServer, Sent
 from anabranch.v1 import (
     batch_pb2,
     change_pb2,
@@ -148,10 +148,9 @@ class MemoryRemote(RemoteDb):
 
     def _told(self, view: View, held: position_pb2.HeldAudiences, at: int) -> change_pb2.Audiences | None:
         """The reader's audiences, where a page begins at ``at`` and the reader holds others."""
-        restricted = any(self._audience_of(table) is not None for table in self.tables.values())
-        if not restricted or held.digest == set_digest(view.at(at)):
-            return None
-        return change_pb2.Audiences(values=sorted(view.at(at)))
+        restricted, mine = any(map(self._audience_of, self.tables.values())), view.at(at)
+        same = held.digest == set_digest(mine)
+        return change_pb2.Audiences(values=sorted(mine)) if restricted and not same else None
 
     def describe(self, request: snapshot_pb2.DescribeRequest, timeout_s: float = 0) -> snapshot_pb2.DescribeResponse:
         """Every table."""
@@ -253,7 +252,9 @@ class MemoryRemote(RemoteDb):
                 groups.setdefault(logged.position, []).append(logged)
         parts = []
         for position, batches in sorted(groups.items()):
-            pieces = [piece for logged in sorted(batches, key=lambda b: b.id) for piece in self._pieces(logged, view)]
+            batches.sort(key=lambda b: b.id)
+            sees: dict[tuple[str, str], bool] = {}
+            pieces = [piece for logged in batches for piece in self._pieces(view.batch(logged, sees), logged, view)]
             change = view.change(position)
             if change is not None and not pieces:
                 pieces = [None]
@@ -270,9 +271,10 @@ class MemoryRemote(RemoteDb):
                 )
         return parts
 
-    def _pieces(self, logged: Logged, view: View) -> Iterator[change_pb2.LoggedBatch | None]:
+    def _pieces(
+        self, sent: Sequence[tuple[Effect, frozenset[str]]] | None, logged: Logged, view: View
+    ) -> Iterator[change_pb2.LoggedBatch | None]:
         """The pieces of a batch that a reader gets: the rest of its last effect is in a part of its own."""
-        sent = view.batch(logged)
         if sent is None:
             return
         node = batch_pb2.Node(id=logged.node)
@@ -375,8 +377,7 @@ class MemoryRemote(RemoteDb):
         rows = [list(row.values()) for row in named if view.sees(table.name, row, head)]
         encoder, sums = RowEncoder(table), RangeSums()
         sums.add(encoder, rows)
-        restricted = self._audience_of(table) is not None
-        told = sums_of(table, rows, None, set()) if restricted else self.sums()
+        told = self.sums() if self._audience_of(table) is None else sums_of(table, rows, None, set())
         (total,) = (s for s in told if s.table == table.name)
         opening = snapshot_pb2.CompareResponse(as_of=self.position(head), sum=total, state=self.state())
         self.during_compare()
