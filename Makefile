@@ -48,8 +48,9 @@ test-postgres: setup ## what depends on Postgres's version, on the embedded 16; 
 torture: setup ## one fault run; SECONDS=60 SEED=n, the seed is printed; LAKE=1 adds compactor and janitor
 	@$(VENV)/python -m anabranch.testkit.torture --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) $(if $(LAKE),,--no-lake)
 
-attack: setup ## one attack on a stack of its own; SECONDS=60 SEED=n, the seed is printed
+attack: setup ## one attack on a stack of its own, then a hunt for leaks; SECONDS=60 SEED=n, the seed is printed
 	@$(VENV)/python -m anabranch.testkit.attack --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
+	@$(VENV)/python -m anabranch.testkit.attack --leaks --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
 
 check: setup protos-check helm ## linters, types, import rules, contract, chart, alerts, dashboards, known holes
 	@$(VENV)/ruff check .
