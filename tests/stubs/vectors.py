@@ -176,11 +176,21 @@ def group() -> change_pb2.LoggedGroup:
     return change_pb2.LoggedGroup(
         position=1764300000123,
         batches=[
-            change_pb2.LoggedBatch(id=BATCH_ID, node=NODE, effects=[effect(), effect()[:5]], effect_incomplete=True),
+            change_pb2.LoggedBatch(
+                id=BATCH_ID,
+                node=NODE,
+                effects=[effect(), effect()[:5]],
+                effect_incomplete=True,
+                audiences=[change_pb2.Audiences(values=["team:1", 'user:"ü"']), change_pb2.Audiences()],
+            ),
             change_pb2.LoggedBatch(id="01JDQ00000000000000000000C", node=batch_pb2.Node(id="server"), losers=[loser]),
         ],
-        sums=[position_pb2.TableSum(table="todo", count=2**40, hash=b"\xff" * 16)],
+        sums=[
+            position_pb2.TableSum(table="todo", count=2**40, hash=b"\xff" * 16),
+            position_pb2.TableSum(table="job", count=1, hash=b"\x01" * 16, audience="team:1"),
+        ],
         incomplete=True,
+        audience_change=change_pb2.AudienceChange(gained=["team:1"], lost=["team:2", "team:3"]),
     )
 
 
@@ -247,6 +257,7 @@ def messages() -> Iterator[tuple[str, Message]]:
             total=4,
             counts=[position_pb2.DeadLetterCount(reason=errors_pb2.REASON_CONSTRAINT, table="todo", count=3)],
         ),
+        held=position_pb2.HeldAudiences(digest=b"\x02" * 16, chosen=True, choice=["team:1"]),
     )
     yield "node state", state
     server_state = position_pb2.ServerState(

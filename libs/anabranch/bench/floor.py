@@ -70,6 +70,7 @@ def _prepare(table: Table, sql: Statements, database_id: int, position: int, gro
         postgres_binary.text_array([None] * count, "tombstone_batch"),
         postgres_binary.text_array([stamps] * count, "stamps"),
         postgres_binary.text_array(["{}"] * count, "overtaken"),
+        postgres_binary.text_array([None] * count, "audience"),
     ]
     log = [
         postgres_binary.int8(database_id),
@@ -83,6 +84,8 @@ def _prepare(table: Table, sql: Statements, database_id: int, position: int, gro
         postgres_binary.bytea_array(effects),
         postgres_binary.text_array(["{}" if insert else "{title,done}"] * count, "changed"),
         postgres_binary.bytea_array([os.urandom(16) for _ in flat]),
+        postgres_binary.text_array([None] * count, "audience"),
+        postgres_binary.text_array([None] * count, "audience"),
     ]
     verdicts = [
         postgres_binary.int8(database_id),

@@ -97,7 +97,7 @@ def test_rules_of_writing_have_a_list_of_their_own(rig: IngestRig, db_name: str)
 
 
 def test_rules_without_claims_keep_nothing_for_reading(rig: IngestRig, db_name: str) -> None:
-    membership = {"query": "select 'team:t1'", "tables": [], "traced": []}
+    membership = {"query": "select 'team:t1'", "tables": [], "traced": [], "printed": "SELECT 'team:t1'::text"}
     set_rules(rig, db_name, {"memberships": [membership], "write": {"memberships": [membership]}})
     assert sent(rig, device_of(rig, db_name, teams=["t1"])) == (None, [])
 
