@@ -18,7 +18,6 @@ from anabranch.values import Cell
 from anabranch_conflict_resolver.batch.decode import RowKey
 from anabranch_conflict_resolver.batch.results import Candidate, Result
 from anabranch_conflict_resolver.batch.rights import Rights
-from anabranch_conflict_resolver.batch.shown import learn
 from anabranch_conflict_resolver.blame.alone import alone, nothing
 from anabranch_conflict_resolver.blame.bisect import bisect
 from anabranch_conflict_resolver.blame.evidence import LOCK_NOT_AVAILABLE
@@ -30,7 +29,7 @@ from anabranch_conflict_resolver.group.context import Context, Progress
 from anabranch_conflict_resolver.group.cuts import at_once, in_order, in_waves
 from anabranch_conflict_resolver.group.next_try import Attempt, Retry, Tried, is_in_company, next_try
 from anabranch_conflict_resolver.group.rights import rights_of
-from anabranch_conflict_resolver.group.seen import expected_rows
+from anabranch_conflict_resolver.group.seen import learn_expected
 from anabranch_conflict_resolver.group.setback import Setback, Why
 from anabranch_conflict_resolver.group.view import load_view
 from anabranch_conflict_resolver.group.waves import run_waves
@@ -268,7 +267,7 @@ def _load(context: Context, attempt: Attempt, candidates: Sequence[Candidate]) -
     if context.synced.restricted:
         changed = drained is not None and bool(drained.changed)
         rights = rights_of(context, candidates, memberships_changed=changed)
-        learn(context.conn, context.synced.restricted, expected_rows(context.synced, view, candidates))
+        learn_expected(context.conn, context.synced, view, candidates)
     return Progress(view, watched, keys.keys(), drained=drained, rights=rights)
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Container, Mapping, Sequence
 
 from anabranch.merge import MutationType, RowState, Write
-from anabranch.store.group.rows import Row
+from anabranch.store.audiences.row_audiences import Key
+from anabranch.store.session.engine import Session
 from anabranch.v1 import errors_pb2
 from anabranch_conflict_resolver.batch.decode import RowKey
 from anabranch_conflict_resolver.batch.results import Accepting, Candidate, Rejection, forbidden
@@ -51,42 +52,37 @@ def refusal(synced: SyncedDatabase, view: View, accepting: Accepting, rights: Ri
             return _taken_key(synced, accepting, write)
         if there is not None and not rights.may_write(view.audiences[at]):
             return forbidden(accepting.candidate, write)
-        after = _expected(synced, write, there)
-        known = audiences.known(after) if after is not None else None
-        if known is not None and not rights.may_write(known):
+        if write.type is None or write.type is MutationType.DELETE or write.defaults:
+            continue
+        key = audiences.key_with(there, write.values)
+        after = audiences.at(key) if key is not None else None
+        if after is not None and not rights.may_write(after):
             return forbidden(accepting.candidate, write)
     return None
 
 
-def _expected(synced: SyncedDatabase, write: Write, there: Row | None) -> Row | None:
-    """The row after a write, as far as an audience expression reads it; None where that is not known yet."""
-    table = synced.tables[write.table]
-    audiences = table.audiences
-    assert audiences is not None
-    if write.type is MutationType.INSERT and audiences.reads_only(write.values):
-        return [write.values.get(name) for name in table.names]
-    if write.type is MutationType.UPDATE and there is not None and not write.defaults and audiences.reads(write.values):
-        row = there.copy()
-        for name, cell in write.values.items():
-            row[table.table.index[name]] = cell
-        return row
-    return None
+def learn_expected(conn: Session, synced: SyncedDatabase, view: View, candidates: Sequence[Candidate]) -> None:
+    """Evaluate whom rows will be for, as the batches would leave them if nothing else came of their mutations: all
+    together, before the rules are asked.
 
-
-def expected_rows(synced: SyncedDatabase, view: View, candidates: Sequence[Candidate]) -> list[tuple[str, Row | None]]:
-    """Rows as the batches would leave them if nothing else came of their mutations, for tables with audiences: so that
-    these are evaluated together, before the rules are asked."""
-    rows: list[tuple[str, Row | None]] = []
+    Raises:
+        psycopg.Error: Postgres refused an expression.
+    """
+    wanted: dict[str, list[Key]] = {}
     for candidate in candidates:
         for mutation in candidate.decoded.mutations:
-            table = synced.tables.get(mutation.table)
-            if table is None or table.audiences is None or mutation.type is MutationType.DELETE:
+            name, kind = mutation.table, mutation.type
+            audiences = synced.restricted.get(name)
+            if audiences is None or kind is MutationType.DELETE:
                 continue
+            keys = wanted.setdefault(name, [])
             for change in mutation.rows:
-                write = Write(mutation.table, change.key, mutation.type, change.values, 0, 0)
-                there = view.rows.get((mutation.table, change.key))
-                rows.append((mutation.table, _expected(synced, write, there)))
-    return rows
+                there = view.rows.get((name, change.key)) if kind is MutationType.UPDATE else None
+                key = audiences.key_with(there, change.values)
+                if key is not None:
+                    keys.append(key)
+    for name, keys in wanted.items():
+        synced.restricted[name].learn_keys(conn, keys)
 
 
 def _taken_key(synced: SyncedDatabase, accepting: Accepting, write: Write) -> Rejection:

@@ -6,12 +6,14 @@ kept by those values, and most rows need no statement.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, TypeAlias
 
 from anabranch.store.audiences.expression import Audience
+from anabranch.store.audiences.rules import is_audience
 from anabranch.store.cells.binary_cells import quote
-from anabranch.store.group.rows_statements import sent_as
+from anabranch.store.group.rows_statements import Sent, sent_as
 from anabranch.store.session.binary import Connection, run
 from anabranch.values import Cell, Kind, Table
 from anabranch.values.pieces import whole
@@ -19,6 +21,7 @@ from anabranch.values.postgres_binary import int8
 
 Audiences: TypeAlias = tuple[str, ...]
 """A row's audiences, in the order of their bytes; none for a row that is nobody's."""
+Key: TypeAlias = tuple[Any, ...]
 KEPT = 50_000
 """Rows' values whose audiences are kept for one table."""
 AT_ONCE = 5_000
@@ -30,17 +33,48 @@ _UNEQUAL = frozenset({Kind.DOUBLE, Kind.ARRAY})
 
 class RowAudiences:
     """The audience expression of one table. ``learn`` comes before ``of``: what it has evaluated is known until it is
-    called again."""
+    called again. A *key* is what the expression reads of a row."""
 
-    __slots__ = ("_audience", "_columns", "_key", "_known", "_name", "_texts")
+    __slots__ = ("_audience", "_columns", "_known", "_name", "_places", "_repeat", "_texts", "key", "reads")
 
     def __init__(self, table: Table, audience: Audience) -> None:
         self._audience = audience
         self._columns = [table.by_name[name] for name in audience.columns]
+        self._places = [table.index[name] for name in audience.columns]
+        # Cells that may be equal and not the same are told apart by their text, which stands behind the others.
+        self._repeat = [i for i, column in enumerate(self._columns) if column.kind in _UNEQUAL]
         self._name = table.name
-        self._known: dict[tuple[Any, ...], Audiences] = {}
+        self._known: dict[Key, Audiences] = {}
         self._texts: dict[tuple[str, ...], bytes] = {}
-        self._key = _key_of(table, audience)
+        self.key = self._key_of_rows()
+        """The key of a row."""
+        self.reads = frozenset(audience.columns)
+        """The names of the columns that the expression reads."""
+
+    def _key_of_rows(self) -> Callable[[Sequence[Cell]], Key]:
+        places = self._places
+        if self._repeat:
+            return lambda row: self._told_apart([row[i] for i in places])
+        if len(places) == 1:
+            (place,) = places
+            return lambda row: (row[place],)
+        return itemgetter(*places) if places else lambda row: ()
+
+    def _told_apart(self, cells: list[Cell]) -> Key:
+        return (*cells, *(repr(cells[i]) for i in self._repeat))
+
+    def key_with(self, there: Sequence[Cell] | None, values: Mapping[str, Cell]) -> Key | None:
+        """The key of a row as it will be with ``values``, and for the rest as it is ``there``; None where that does not
+        say it."""
+        cells = []
+        for column, place in zip(self._columns, self._places, strict=True):
+            if column.name in values:
+                cells.append(values[column.name])
+            elif there is None:
+                return None
+            else:
+                cells.append(there[place])
+        return self._told_apart(cells)
 
     def learn(self, conn: Connection, rows: Iterable[Sequence[Cell]]) -> None:
         """Evaluate the expression for ``rows``, as far as it was not yet.
@@ -48,51 +82,55 @@ class RowAudiences:
         Raises:
             psycopg.Error: Postgres refused it for one of them.
         """
-        wanted = {self._key(row): row for row in rows}
-        unknown = [row for key, row in wanted.items() if key not in self._known]
+        self.learn_keys(conn, map(self.key, rows))
+
+    def learn_keys(self, conn: Connection, keys: Iterable[Key]) -> None:
+        """``learn`` for keys. Raises as that."""
+        wanted = set(keys)
+        unknown = list(wanted - self._known.keys())
         if len(self._known) + len(unknown) > KEPT:
             self._known = {key: self._known[key] for key in wanted if key in self._known}
         for first in range(0, len(unknown), AT_ONCE):
             some = unknown[first : first + AT_ONCE]
-            for row, audiences in zip(some, self._evaluate(conn, some), strict=True):
-                self._known[self._key(row)] = audiences
+            self._known.update(zip(some, self._evaluate(conn, some), strict=True))
 
     def of(self, row: Sequence[Cell]) -> Audiences:
         """The audiences of a row that was learned. KeyError for one that was not."""
-        return self._known[self._key(row)]
+        return self._known[self.key(row)]
 
     def known(self, row: Sequence[Cell]) -> Audiences | None:
         """The audiences of a row, None where they were not learned."""
-        return self._known.get(self._key(row))
+        return self._known.get(self.key(row))
 
-    def reads(self, names: Iterable[str]) -> bool:
-        """Whether the expression reads any of these columns."""
-        return not set(self._audience.columns).isdisjoint(names)
+    def at(self, key: Key) -> Audiences | None:
+        """The audiences of a row with this key, None where they were not learned."""
+        return self._known.get(key)
 
-    def reads_only(self, names: Iterable[str]) -> bool:
-        """Whether the expression reads no other columns than these."""
-        return set(self._audience.columns) <= set(names)
-
-    def _evaluate(self, conn: Connection, rows: Sequence[Sequence[Cell]]) -> list[Audiences]:
+    def _evaluate(self, conn: Connection, keys: Sequence[Key]) -> list[Audiences]:
         columns = self._columns
-        cells = [self._key(row)[: len(columns)] for row in rows]
+        cells = [whole(key[: len(columns)]) for key in keys]
         values: list[tuple[Any, ...]] = list(zip(*cells, strict=True)) if columns else []
         sent = sent_as(columns, values, "c")
+        parameters = [one.sender.build(column) for one, column in zip(sent, values, strict=True)]
+        found = run(conn, self._text(sent), [*parameters, int8(len(keys))]).fetchall()
+        if self._audience.is_list:
+            return [tuple(audiences) for (audiences,) in found]
+        return [(audience,) if audience and is_audience(audience) else () for (audience,) in found]
+
+    def _text(self, sent: Sequence[Sent]) -> bytes:
         shape = tuple(one.sender.array_type for one in sent)
         text = self._texts.get(shape)
         if text is None:
             arrays = "".join(f"unnest(${i}::{one.sender.array_type}), " for i, one in enumerate(sent, 1))
             aliases = "".join(f"{one.alias}, " for one in sent)
             selected = "".join(f"{one.typed} as {quote(one.column.name)}, " for one in sent)
+            of_row = self._audience.as_list if self._audience.is_list else f"({self._audience.expression})::text"
             text = self._texts[shape] = (
-                f"select {self._audience.as_list} from (select {selected}v.number as {quote(_NUMBER)} "
+                f"select {of_row} from (select {selected}v.number as {quote(_NUMBER)} "
                 f"from rows from ({arrays}generate_series(1, ${len(sent) + 1}::int8)) as v ({aliases}number)"
-                f") as {quote(self._name)} "
-                f"order by {quote(_NUMBER)}"
+                f") as {quote(self._name)} order by {quote(_NUMBER)}"
             ).encode()
-        parameters = [one.sender.build(column) for one, column in zip(sent, values, strict=True)]
-        found = run(conn, text, [*parameters, int8(len(rows))]).fetchall()
-        return [tuple(audiences) for (audiences,) in found]
+        return text
 
 
 def audiences_of(conn: Connection, table: Table, audience: Audience, rows: Sequence[Sequence[Cell]]) -> list[Audiences]:
@@ -105,15 +143,3 @@ def audiences_of(conn: Connection, table: Table, audience: Audience, rows: Seque
         audiences.learn(conn, some)
         found += map(audiences.of, some)
     return found
-
-
-def _key_of(table: Table, audience: Audience) -> Callable[[Sequence[Cell]], tuple[Any, ...]]:
-    """The function that gives the values that an expression reads, and behind them, for those that may be equal and
-    not the same, their text."""
-    places = [table.index[name] for name in audience.columns]
-    unequal = [place for place in places if table.columns[place].kind in _UNEQUAL]
-
-    def key(row: Sequence[Cell]) -> tuple[Any, ...]:
-        return tuple(whole([row[i] for i in places]) + [repr(row[i]) for i in unequal])
-
-    return key
