@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from anabranch.client import RemoteDb, SyncedDb
+from anabranch.store.audiences.set_rules import set_audience_rules
 from anabranch.store.catalog import registration
 from anabranch.store.session.engine import connect
 from anabranch.testkit.databases import TestDatabases
@@ -67,6 +68,8 @@ class Maker:
         policy: Mapping[str, Any] | None = None,
         table_policies: Mapping[str, Mapping[str, Any]] | None = None,
         setup: Sequence[str] = (),
+        audiences: Mapping[str, str] | None = None,
+        rules: Mapping[str, Any] | None = None,
     ) -> Place:
         place = Place(self.stack, f"d{next(_numbers)}", self.folder)
         with connect(self.stack.database_url, application_name="test", autocommit=True) as conn:
@@ -79,7 +82,10 @@ class Maker:
         with connect(self.stack.database_url, application_name="test", autocommit=True) as conn:
             registration.create_database(conn, place.name, place.name, policy)
             for name in tables:
-                registration.add_table(conn, place.name, name, (table_policies or {}).get(name))
+                own = (table_policies or {}).get(name)
+                registration.add_table(conn, place.name, name, own, audience=(audiences or {}).get(name))
+            if rules is not None:
+                set_audience_rules(conn, place.name, rules)
         self.places.append(place)
         return place
 

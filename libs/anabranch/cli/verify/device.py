@@ -7,21 +7,24 @@ sides, since their values at the file's position are not known.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from anabranch.cli.verify.log import RowComparison
 from anabranch.client.errors import ForeignFile
-from anabranch.client.file import state
+from anabranch.client.file import audience_sums, row_audiences, state
 from anabranch.client.file.believed import UNREADABLE, believed
 from anabranch.client.file.device_table import DeviceTable, table_of
 from anabranch.client.file.identify import is_devices
 from anabranch.client.reading import sums
 from anabranch.errors import ServerError
 from anabranch.ranges import RangeSums, differing_ranges, in_ranges
+from anabranch.store.audiences.row_audiences import audiences_of
 from anabranch.store.catalog.databases import Database
+from anabranch.store.cells.binary_cells import Row
 from anabranch.store.log.moment import moment, rows_at
 from anabranch.store.log.rows import keys_since
 from anabranch.store.session.engine import Session
@@ -84,8 +87,6 @@ def check_device(conn: Session, database: Database, file: Path, only: str | None
 
 def _check(conn: Session, database: Database, device: sqlite3.Connection, here: DeviceTable) -> DeviceCheck:
     table = database.tables.get(here.name)
-    # Of a restricted table the device has the rows of its own audiences: those that it lacks are no differences.
-    restricted = here.name in database.restricted
     if table is None:
         raise NotComparableError(f"{here.name} is not synced any more")
     if [(c.name, c.kind, c.element_kind) for c in table.columns] != [
@@ -97,22 +98,50 @@ def _check(conn: Session, database: Database, device: sqlite3.Connection, here: 
         if cursor > server.head:
             raise NotComparableError(f"the file has read to {cursor}, beyond the server's head {server.head}")
         changed = keys_since(conn, database.id, table.id, cursor, server.head)
+        sight = _sight(conn, database, device, here, table)
         try:
-            mine = _sums(here.table, sums.base_rows(device, here), changed)
+            mine = _sums(here.table, sight.here(sums.base_rows(device, here)), changed)
         except UNREADABLE as error:
             raise NotComparableError(f"a row of {here.name} can't be read: {error}; repair pulls the table") from error
-        theirs = _sums(table, (row for rows in rows_at(conn, database, table) for row in rows), changed)
+        theirs = _sums(table, sight.there(rows_at(conn, database, table)), changed)
         wanted = differing_ranges(mine, theirs)
         differences: list[str] = []
         if wanted:
             is_in = in_ranges(here.encoder, wanted)
-            rows_here = _by_key(table, filter(is_in, sums.base_rows(device, here)), changed)
-            there = (row for rows in rows_at(conn, database, table) for row in rows)
-            rows_there = _by_key(table, filter(is_in, there), changed)
-            if restricted:
-                rows_there = {key: row for key, row in rows_there.items() if key in rows_here}
+            rows_here = _by_key(table, filter(is_in, sight.here(sums.base_rows(device, here))), changed)
+            rows_there = _by_key(table, filter(is_in, sight.there(rows_at(conn, database, table))), changed)
             differences = _differences(table, rows_here, rows_there)
     return DeviceCheck(here.name, cursor, server.head, len(changed), differences)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sight:
+    """The rows that are compared: all of an open table, and of a restricted one those of audiences whose every row the
+    device has."""
+
+    here: Callable[[Iterable[Sequence[Cell]]], Iterable[Sequence[Cell]]]
+    there: Callable[[Iterable[list[Row]]], Iterable[Sequence[Cell]]]
+
+
+def _sight(conn: Session, database: Database, device: sqlite3.Connection, here: DeviceTable, table: Table) -> _Sight:
+    audience = database.restricted.get(table.name)
+    if audience is None:
+        return _Sight(iter, chain.from_iterable)
+    if not device.execute("SELECT 1 FROM sqlite_master WHERE name = '_db_row_audiences'").fetchall():
+        raise NotComparableError(f"the file does not know whom rows of {here.name} are for: have the device sync first")
+    complete = audience_sums.complete(device, here.name)
+    try:
+        keys = {key for some in row_audiences.keys_of(device, here.name, complete) for key in some}
+    except (ValueError, TypeError) as error:
+        text = f"the audiences of {here.name} can't be read: {error}; repair pulls the table"
+        raise NotComparableError(text) from error
+
+    def of_complete(rows: Iterable[list[Row]]) -> Iterator[Sequence[Cell]]:
+        for some in rows:
+            found = zip(some, audiences_of(conn, table, audience, some), strict=True)
+            yield from (row for row, audiences in found if not complete.isdisjoint(audiences))
+
+    return _Sight(lambda rows: (row for row in rows if _key(table, row) in keys), of_complete)
 
 
 def _key(table: Table, row: Sequence[Cell]) -> str:
