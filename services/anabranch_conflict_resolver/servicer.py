@@ -15,6 +15,7 @@ from anabranch.runtime.credentials.principal import Principal, require_database
 from anabranch.runtime.errors import CallError
 from anabranch.store.audiences import principals
 from anabranch.store.audiences.rules import claims_text
+from anabranch.store.audiences.viewing import is_scoped
 from anabranch.store.catalog.databases import Database, UnknownDatabaseError, aload_database
 from anabranch.store.catalog.former_tables import aall_former
 from anabranch.store.inbox.explain import DatabaseState, find_verdicts, read_state
@@ -111,7 +112,7 @@ class ResolverServicer(resolver_pb2_grpc.ConflictResolverServiceServicer):
             database = await self._database(conn, state)
             tables = listed_tables(database, await aall_former(conn, database.id))
             wanted, place, items = read_request(database, tables, request)
-            if database.restricted and principal.role != "admin":
+            if is_scoped(database) and principal.role != "admin":
                 read = await _read_set(conn, database, principal)
                 restricted = [table.id for table in tables if table.name in database.restricted]
                 wanted = replace(wanted, audiences=sorted(read), restricted=restricted)

@@ -23,7 +23,7 @@ from tests.integration.snapshot.audience_writer import (
 from ulid import ULID
 
 from anabranch.store.audiences.set_expression import set_audience
-from anabranch.store.catalog.registration import add_table
+from anabranch.store.catalog.registration import add_table, remove_table
 from anabranch.testkit.ingest_rig import FailedCallError
 from anabranch.testkit.snapshot_reader import whole_groups
 from anabranch.v1 import change_pb2, value_pb2
@@ -231,6 +231,19 @@ def test_a_table_that_becomes_restricted_is_so_at_once(place: Any, until_served:
     assert answer.sums[0].table == "item"
     open_writer.close()
     jobs.close()
+
+
+@pytest.mark.parametrize("end", ["open", "removed"])
+def test_the_log_of_a_table_that_was_restricted_is_for_those_who_saw_it(
+    restricted: Any, jobs: AudienceWriter, until_served: Callable[..., Any], end: str
+) -> None:
+    jobs.put(("1", "a", "a secret"))
+    if end == "open":
+        set_audience(restricted.conn, restricted.name, "job", None)
+    else:
+        remove_table(restricted.conn, restricted.name, "job")
+    set_rules(restricted, {})
+    assert b"a secret" not in until_served(restricted.make_reader().get).SerializeToString()
 
 
 @pytest.fixture

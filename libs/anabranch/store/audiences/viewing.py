@@ -66,7 +66,7 @@ class Memberships:
 def is_scoped(database: Database) -> bool:
     """Whether readers of the database don't all see the same: it has restricted tables, or rules that were made for
     some, of whose rows the log may still tell."""
-    return bool(database.restricted or database.audience_rules)
+    return bool(database.restricted or database.audience_rules or database.was_restricted)
 
 
 def apply(audiences: frozenset[str], change: Change) -> frozenset[str]:

@@ -57,6 +57,8 @@ class Database:
     """By table, the expression that says who sees which rows; every device sees every row of the others."""
     audience_rules: AudienceRules = field(default_factory=AudienceRules)
     """Where principals have their audiences from."""
+    was_restricted: bool = False
+    """Whether the log may have changes of a restricted table that is not synced any more, or was registered anew."""
 
     @cached_property
     def tables_by_id(self) -> Mapping[int, Table]:
@@ -131,7 +133,9 @@ _TABLES: LiteralString = """
                      t.id, t.name, t.columns, to_jsonb(t.key_columns), t.policy, t.first_position,
                      t.capture_off_ms, t.torn_ms, t.audience, to_jsonb(t.audience_columns), t.audience_is_list)
                      order by t.id)
-                 from anabranch.synced_tables t where t.database_id = d.id), '[]')
+                 from anabranch.synced_tables t where t.database_id = d.id), '[]'),
+       exists (select from anabranch.former_tables f
+               where f.database_id = d.id and f.audience is not null and f.last_position > d.floor_ms)
 from anabranch.databases d
 where %(name)s::text is null or d.name = %(name)s
 """
@@ -153,7 +157,7 @@ def _database(
     constraints: Mapping[tuple[str, str], Constraints],
     base_types: Mapping[tuple[str, str], Mapping[str, str]],
 ) -> Database:
-    number, name, schema_name, epoch, floor_ms, schema_version, policy, rules, seal_key, synced = row
+    number, name, schema_name, epoch, floor_ms, schema_version, policy, rules, seal_key, synced, was_restricted = row
     tables: dict[str, Table] = {}
     policies: dict[str, TablePolicy] = {}
     first_positions: dict[str, int] = {}
@@ -190,6 +194,7 @@ def _database(
         torn=frozenset(torn),
         restricted=restricted,
         audience_rules=rules_from_json(rules),
+        was_restricted=was_restricted,
     )
 
 
