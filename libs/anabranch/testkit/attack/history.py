@@ -6,7 +6,7 @@ the place of the change that made it to that of the one that ended it, without t
 before all else of a position: a group's own set rules its changes.
 
 It is told what happened (``put``, ``remove``, ``lose``, ``join``, ``send``), in the order of places, and knows nothing
-of the code that decides it in the product.
+of the code that decides it in the product. Answers are kept until it is told more: the same is asked many times.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 Place: TypeAlias = tuple[int, int]
 Audiences: TypeAlias = frozenset[str]
 
 _BEGIN: Place = (-1, 0)
-_END: Place = (2**63, 0)
+_NEVER = 2**63
+_END: Place = (_NEVER, 0)
 NOBODY: Audiences = frozenset()
 
 
@@ -52,12 +53,14 @@ class History:
     _lost: dict[str, list[tuple[Place, Audiences, Audiences]]] = field(default_factory=lambda: defaultdict(list))
     _members: dict[str, list[Span]] = field(default_factory=dict)
     _sent: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    _kept: dict[tuple[Any, ...], Any] = field(default_factory=dict)
 
     # Telling it of the past
 
     def put(self, place: Place, table: str, key: str, marks: Iterable[str], audiences: Iterable[str]) -> None:
         """A row is there from now on with these marked values, its key too where that is one, and these audiences."""
         self.remove(place, table, key)
+        self._kept.clear()
         row = _Row(frozenset(marks), Span(frozenset(audiences), place))
         self._rows[table, key] = row
         self._spans[table].append((key, row.span))
@@ -69,15 +72,20 @@ class History:
         row = self._rows.pop((table, key), None)
         if row is not None:
             row.span.end = place
+            self._kept.clear()
 
     def lose(self, place: Place, mark: str, before: Iterable[str], after: Iterable[str]) -> None:
         """A value has lost a conflict; its row had the audiences ``before`` and ``after`` that change (before: none
         where the row was not there)."""
         self._lost[mark].append((place, frozenset(before), frozenset(after)))
+        self._kept.clear()
 
     def join(self, position: int, principal: str, audiences: Iterable[str]) -> None:
         """From this position on memberships give a principal these audiences, and no others."""
         spans = self._members.setdefault(principal, [Span(NOBODY, _BEGIN)])
+        if spans[-1].audiences == frozenset(audiences):
+            return
+        self._kept.clear()
         place = (position, -1)
         spans[-1].end = place
         spans.append(Span(frozenset(audiences), place))
@@ -112,14 +120,19 @@ class History:
         ``reached``, from whatever position up to it."""
         if mark in self._sent[principal]:
             return True
+        asked = ("sees", principal, frozenset(claimed), mark)
+        if asked not in self._kept:
+            self._kept[asked] = min(self._shown(principal, claimed, mark), default=_NEVER)
+        return bool(self._kept[asked] <= reached)
+
+    def _shown(self, principal: str, claimed: Collection[str], mark: str) -> Iterator[int]:
+        """Positions from which on a principal could see a value."""
         for span in self._values.get(mark, ()):
-            if any(begin[0] <= reached for begin, _ in self._seen(principal, claimed, span)):
-                return True
+            yield from (begin[0] for begin, _ in self._seen(principal, claimed, span))
         for place, before, after in self._lost.get(mark, ()):
             own = self._set(principal, claimed, place)
-            if place[0] <= reached and own & after and (not before or own & before):
-                return True
-        return False
+            if own & after and (not before or own & before):
+                yield place[0]
 
     def holds(self, principal: str, claimed: Collection[str], audience: str, reached: int) -> bool:
         """Whether an audience was among a principal's at a position up to ``reached``."""
@@ -130,33 +143,40 @@ class History:
 
     def most_rows(self, principal: str, claimed: Collection[str], table: str, reached: int) -> int:
         """The most rows of a table that a principal could see at one position up to ``reached``."""
-        seen = [part for _, span in self._spans[table] for part in self._seen(principal, claimed, span)]
-        return _most_at_once(seen, reached)
+        asked = ("most", principal, frozenset(claimed), table)
+        if asked not in self._kept:
+            seen = [part for _, span in self._spans[table] for part in self._seen(principal, claimed, span)]
+            self._kept[asked] = _most_at_once(seen)
+        positions, most = self._kept[asked]
+        place = bisect_right(positions, reached)
+        return int(most[place - 1]) if place else 0
 
     def rows_ever(self, principal: str, claimed: Collection[str], table: str, reached: int) -> int:
         """How many rows of a table a principal could see, each at some position up to ``reached``."""
-        return len(
-            {
-                key
-                for key, span in self._spans[table]
-                if any(begin[0] <= reached for begin, _ in self._seen(principal, claimed, span))
-            }
-        )
+        asked = ("ever", principal, frozenset(claimed), table)
+        if asked not in self._kept:
+            first: dict[str, int] = {}
+            for key, span in self._spans[table]:
+                for begin, _ in self._seen(principal, claimed, span):
+                    first[key] = min(first.get(key, _NEVER), begin[0])
+            self._kept[asked] = sorted(first.values())
+        return bisect_right(self._kept[asked], reached)
 
     def counts(self, table: str, audience: str, reached: int) -> set[int]:
         """How many rows of a table an audience had at some position up to ``reached``: every number that was true."""
-        changes: dict[int, int] = defaultdict(int)
-        for _, span in self._spans[table]:
-            if audience in span.audiences:
-                changes[span.begin[0]] += 1
-                changes[span.end[0]] -= 1
-        found, now = {0}, 0
-        for position in sorted(changes):
-            if position > reached:
-                break
-            now += changes[position]
-            found.add(now)
-        return found
+        asked = ("counts", table, audience)
+        if asked not in self._kept:
+            changes: dict[int, int] = defaultdict(int)
+            for _, span in self._spans[table]:
+                if audience in span.audiences:
+                    changes[span.begin[0]] += 1
+                    changes[span.end[0]] -= 1
+            first, now = {0: -1}, 0
+            for position in sorted(changes):
+                now += changes[position]
+                first.setdefault(now, position)
+            self._kept[asked] = first
+        return {count for count, position in self._kept[asked].items() if position <= reached}
 
     def _set(self, principal: str, claimed: Collection[str], place: Place) -> Audiences:
         given = [s.audiences for s in self._members.get(principal, ()) if s.begin <= place < s.end]
@@ -177,15 +197,18 @@ class History:
                 yield begin, end
 
 
-def _most_at_once(parts: Iterable[tuple[Place, Place]], reached: int) -> int:
+def _most_at_once(parts: Iterable[tuple[Place, Place]]) -> tuple[list[int], list[int]]:
+    """Positions, in order, and the most parts at once up to each of them."""
     changes: dict[Place, int] = defaultdict(int)
     for begin, end in parts:
         changes[begin] += 1
         changes[end] -= 1
+    positions: list[int] = []
+    found: list[int] = []
     most = now = 0
     for place in sorted(changes):
-        if place[0] > reached:
-            break
         now += changes[place]
         most = max(most, now)
-    return most
+        positions.append(place[0])
+        found.append(most)
+    return positions, found
