@@ -45,11 +45,14 @@ def test_memberships_and_rows_must_meet_at_one_position() -> None:
     past.join(50, "bob", T1)
     past.put((50, 0), "job", "1", ["v4"], T1)
     assert [past.sees("bob", NOBODY, mark, 100) for mark in ("v1", "v2", "v3", "v4")] == [True, True, False, True]
+    # Between the commits that one group has, the row may have come first.
+    assert past.sees("bob", NOBODY, "v3", 100, between=True)
     past.put((60, 0), "job", "2", ["w1"], T1)
     past.join(70, "bob", NOBODY)
     past.put((70, 0), "job", "2", ["w2"], T1)
     past.put((80, 0), "job", "2", ["w3"], T1)
     assert [past.sees("bob", NOBODY, mark, 100) for mark in ("w1", "w2", "w3")] == [True, False, False]
+    assert [past.sees("bob", NOBODY, mark, 100, between=True) for mark in ("w1", "w2", "w3")] == [True, True, False]
     assert not past.sees("bob", NOBODY, "v1", 19)
 
 

@@ -115,20 +115,21 @@ class History:
         spans = [span for one, span in self._spans[table] if one == key and span.begin <= place < span.end]
         return spans[0].audiences if spans else NOBODY
 
-    def sees(self, principal: str, claimed: Collection[str], mark: str, reached: int) -> bool:
+    def sees(self, principal: str, claimed: Collection[str], mark: str, reached: int, *, between: bool = False) -> bool:
         """Whether a principal whose token gives the audiences ``claimed`` may have got a value by the position
-        ``reached``, from whatever position up to it."""
+        ``reached``, from whatever position up to it. ``between``: also from a moment of the tables between the commits
+        that one group has: a row may have come while a membership held that the same group ends."""
         if mark in self._sent[principal]:
             return True
-        asked = ("sees", principal, frozenset(claimed), mark)
+        asked = ("sees", principal, frozenset(claimed), mark, between)
         if asked not in self._kept:
-            self._kept[asked] = min(self._shown(principal, claimed, mark), default=_NEVER)
+            self._kept[asked] = min(self._shown(principal, claimed, mark, between), default=_NEVER)
         return bool(self._kept[asked] <= reached)
 
-    def _shown(self, principal: str, claimed: Collection[str], mark: str) -> Iterator[int]:
+    def _shown(self, principal: str, claimed: Collection[str], mark: str, between: bool) -> Iterator[int]:
         """Positions from which on a principal could see a value."""
         for span in self._values.get(mark, ()):
-            yield from (begin[0] for begin, _ in self._seen(principal, claimed, span))
+            yield from (begin[0] for begin, _ in self._seen(principal, claimed, span, between))
         for place, before, after in self._lost.get(mark, ()):
             own = self._set(principal, claimed, place)
             if own & after and (not before or own & before):
@@ -152,12 +153,13 @@ class History:
         return int(most[place - 1]) if place else 0
 
     def rows_ever(self, principal: str, claimed: Collection[str], table: str, reached: int) -> int:
-        """How many rows of a table a principal could see, each at some position up to ``reached``."""
+        """How many rows of a table a principal could see, each at some position up to ``reached``, or ``between`` two,
+        as ``sees`` has it."""
         asked = ("ever", principal, frozenset(claimed), table)
         if asked not in self._kept:
             first: dict[str, int] = {}
             for key, span in self._spans[table]:
-                for begin, _ in self._seen(principal, claimed, span):
+                for begin, _ in self._seen(principal, claimed, span, between=True):
                     first[key] = min(first.get(key, _NEVER), begin[0])
             self._kept[asked] = sorted(first.values())
         return bisect_right(self._kept[asked], reached)
@@ -182,15 +184,18 @@ class History:
         given = [s.audiences for s in self._members.get(principal, ()) if s.begin <= place < s.end]
         return frozenset(claimed).union(*given)
 
-    def _seen(self, principal: str, claimed: Collection[str], span: Span) -> Iterator[tuple[Place, Place]]:
-        """The parts of a span in which the principal had one of its audiences."""
+    def _seen(
+        self, principal: str, claimed: Collection[str], span: Span, between: bool = False
+    ) -> Iterator[tuple[Place, Place]]:
+        """The parts of a span in which the principal had one of its audiences; ``between`` as in ``sees``."""
         if span.begin >= span.end:
             return
         if not span.audiences.isdisjoint(claimed):
             yield span.begin, span.end
             return
         for members in self._members.get(principal, ()):
-            begin, end = max(span.begin, members.begin), min(span.end, members.end)
+            left = (members.end[0] + 1, -1) if between else members.end
+            begin, end = max(span.begin, members.begin), min(span.end, left)
             # A value that ends in the very group that gives the audience was never seen by it.
             lasts = span.begin >= members.begin or end[0] > members.begin[0]
             if begin < end and lasts and span.audiences & members.audiences:

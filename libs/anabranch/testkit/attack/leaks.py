@@ -72,7 +72,8 @@ def leaks(history: History, caller: Caller, received: Received, reached: int) ->
 
 def _leaks(history: History, caller: Caller, received: Received, reached: int) -> Iterator[tuple[str, str]]:
     for mark in sorted(received.marks):
-        if not history.sees(caller.principal, caller.claimed, mark, reached):
+        between = received.method in PRESENT
+        if not history.sees(caller.principal, caller.claimed, mark, reached, between=between):
             yield "value", f"{mark} of {_told(history, mark)} at {reached}"
     for counted in received.counted:
         if counted.table in history.tables:
