@@ -11,7 +11,7 @@ import grpc
 
 from anabranch import limits
 from anabranch.clock import Clock
-from anabranch.runtime.credentials.principal import Principal, require_database
+from anabranch.runtime.credentials.principal import require_database
 from anabranch.runtime.errors import CallError
 from anabranch.store.audiences import principals
 from anabranch.store.audiences.rules import claims_text
@@ -113,9 +113,14 @@ class ResolverServicer(resolver_pb2_grpc.ConflictResolverServiceServicer):
             tables = listed_tables(database, await aall_former(conn, database.id))
             wanted, place, items = read_request(database, tables, request)
             if is_scoped(database) and principal.role != "admin":
-                read = await _read_set(conn, database, principal)
-                restricted = [table.id for table in tables if table.name in database.restricted]
-                wanted = replace(wanted, audiences=sorted(read), restricted=restricted)
+                claimed = database.audience_rules.read.claimed(principal.claims)
+                wanted = replace(
+                    wanted,
+                    principal=principal.subject,
+                    audiences=sorted(claimed | await _memberships(conn, database, principal.subject)),
+                    claimed=sorted(claimed),
+                    restricted=[table.id for table in tables if table.name in database.restricted],
+                )
             listed = await apage(conn, wanted, place, items=items, max_bytes=MAX_PAGE_BYTES)
         response = answer(database, tables, request, listed)
         response.state.CopyFrom(self._server_state(state))
@@ -146,12 +151,12 @@ class ResolverServicer(resolver_pb2_grpc.ConflictResolverServiceServicer):
         )
 
 
-async def _read_set(conn: AsyncSession, database: Database, principal: Principal) -> frozenset[str]:
-    """The audiences that the caller may read at the head."""
-    known = await arun(conn, principals.current(database.id, [principal.subject]))
-    if principal.subject not in known:
-        known = await arun(conn, principals.evaluate(database, [principal.subject]))
-    return known[principal.subject].read | database.audience_rules.read.claimed(principal.claims)
+async def _memberships(conn: AsyncSession, database: Database, principal: str) -> frozenset[str]:
+    """The audiences that membership queries give a principal for reading at the head."""
+    known = await arun(conn, principals.current(database.id, [principal]))
+    if principal not in known:
+        known = await arun(conn, principals.evaluate(database, [principal]))
+    return known[principal].read
 
 
 def _found(name: str, state: DatabaseState | None) -> DatabaseState:

@@ -9,6 +9,7 @@ import pytest
 from tests.integration.resolver.audiences import AUDIENCES, NAMES, OWN, RULES, TABLES, changes, shown
 
 from anabranch.store.audiences.set_rules import set_audience_rules
+from anabranch.store.log.conflicts import WantedConflicts, page
 from anabranch.testkit.resolver_rig import ResolverRig
 from anabranch.v1 import change_pb2
 
@@ -272,6 +273,46 @@ def test_a_value_that_lost_says_whom_its_row_was_for(rig: ResolverRig) -> None:
     rig.drain()
     found = rig.sql("select column_name, audience_before, audience_after from anabranch.conflicts")
     assert found == [("title", ["team:1"], ["team:2"])]
+
+
+def test_values_that_lost_are_listed_for_those_who_had_seen_them(rig: ResolverRig) -> None:
+    a, b = rig.node("a", "alice", ["team:1"]), rig.node("b", "bob", ["team:1"])
+    rig.node("l", "late").insert("note", {"id": "0", "owner": "late"})
+    a.insert("job", {"id": "1", "team_id": "1", "title": "first"})
+    rig.drain()
+    a.see()
+    b.see()
+    a.update("job", {"id": "1", "title": "of a"})
+    b.update("job", {"id": "1", "title": "of b"})
+    rig.drain()
+
+    def listed(principal: str, audiences: list[str], claimed: list[str]) -> int:
+        wanted = WantedConflicts(
+            rig.database.id,
+            [rig.database.tables["job"].id],
+            principal=principal,
+            audiences=audiences,
+            claimed=claimed,
+            restricted=[rig.database.tables["job"].id],
+        )
+        return len(page(rig.conn, wanted, None, items=10, max_bytes=10_000).lost)
+
+    assert listed("bob", ["team:1"], ["team:1"]) == 1
+    assert listed("bob", ["team:2"], ["team:2"]) == 0
+    rig.sql("insert into app.membership values ('m', 'late', '1')")
+    rig.drain()
+    # Who comes later sees the row, and not what was in it before.
+    assert listed("late", ["team:1"], []) == 0
+    b.see()
+    a.update("job", {"id": "1", "title": "of a again"})
+    rig.drain()
+    assert (listed("late", ["team:1"], []), listed("bob", ["team:1"], ["team:1"])) == (1, 2)
+    rig.sql("delete from app.membership")
+    rig.drain()
+    assert listed("late", [], []) == 0
+    rig.sql("insert into app.membership values ('m', 'late', '1')")
+    rig.drain()
+    assert listed("late", ["team:1"], []) == 1
 
 
 def test_a_query_that_fails_holds_up_nobody(rig: ResolverRig, capsys: pytest.CaptureFixture[str]) -> None:

@@ -39,13 +39,24 @@ _OF_ROW = """
 since it could not hold every key."""
 _ORDER = "order by c.position desc, c.batch_id desc, c.ordinal desc"
 
-_SEEN = """(
+_HAD = """
+exists (
+    select from unnest(c.{audiences}) a
+    where a = any(%(audiences)s::text[]) and (a = any(%(claimed)s::text[]) or coalesce((
+        select a = any(x.lost) from anabranch.audience_changes x
+        where x.database_id = c.database_id and x.principal = %(principal)s and x.position {later} c.position
+          and (a = any(x.gained) or a = any(x.lost))
+        order by x.position limit 1), true))
+)
+"""
+_SEEN = f"""(
     %(audiences)s::text[] is null
     or case when c.audience_after is null then c.table_id <> all(%(restricted)s::int[])
-            else c.audience_after && %(audiences)s::text[]
-                 and (c.audience_before && %(audiences)s::text[] or c.audience_before = '{{}}') end
+            else {_HAD.format(audiences="audience_after", later=">")}
+                 and (c.audience_before = '{{{{}}}}' or {_HAD.format(audiences="audience_before", later=">=")}) end
 )"""
-"""A value that lost is shown to those who have seen the row with it, and see the row with the other one."""
+"""A value that lost is shown to those who had seen the row with it, and then saw it with the other one, and may see it
+now. What memberships gave at the conflict's position is what they give now, with the first later change undone."""
 
 _END = f"""
 select c.position, c.batch_id, c.ordinal from {{of}} c
@@ -109,8 +120,9 @@ class ConflictPlace(NamedTuple):
 class WantedConflicts:
     """The conflicts to list: of the tables with these numbers, of the row with this key text (then all numbers are
     registrations of one table), won or lost by this node ("" for all), decided in ``[from_ms, until_ms)``.
-    ``audiences``: of rows that one of these has seen before and after; None for all. ``restricted``: numbers of tables
-    of which a conflict is for nobody that does not say whom its row was for."""
+    ``audiences``: those that the reader, ``principal``, has now, ``claimed`` of them by its token; None for all
+    conflicts. ``restricted``: numbers of tables of which a conflict is for nobody that does not say whom its row was
+    for."""
 
     database_id: int
     tables: Sequence[int]
@@ -118,7 +130,9 @@ class WantedConflicts:
     node_id: str = ""
     from_ms: int = 0
     until_ms: int | None = None
+    principal: str = ""
     audiences: Sequence[str] | None = None
+    claimed: Sequence[str] = ()
     restricted: Sequence[int] = ()
 
 
@@ -160,6 +174,8 @@ def _page(wanted: WantedConflicts, place: ConflictPlace | None, items: int, max_
         "key": wanted.key,
         "node": wanted.node_id,
         "audiences": None if wanted.audiences is None else list(wanted.audiences),
+        "claimed": list(wanted.claimed),
+        "principal": wanted.principal,
         "restricted": list(wanted.restricted),
         "most": MOST_LOOKED_AT,
         "items": items,

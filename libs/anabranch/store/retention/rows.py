@@ -60,9 +60,11 @@ where n.database_id = %(db)s and n.last_seen_ms < %(absent_since)s
   and not exists (select from anabranch.inbox i where i.database_id = n.database_id and i.node_id = n.node_id)
 order by n.node_id limit %(limit)s
 """
-# A reader at the floor knows the audiences that it had there by the changes above it.
+# A reader at the floor knows the audiences that it had there by the changes above it, and so does who lists conflicts.
 AUDIENCE_CHANGES = """
-select ctid from anabranch.audience_changes where database_id = %(db)s and position <= %(floor)s
+select ctid from anabranch.audience_changes where database_id = %(db)s and position <= least(%(floor)s, (
+    select c.position - 1 from anabranch.conflicts c where c.database_id = %(db)s
+    order by c.position, c.batch_id, c.ordinal limit 1))
 order by position, principal limit %(limit)s
 """
 # One that calls again is learned anew.
