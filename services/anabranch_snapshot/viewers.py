@@ -15,8 +15,13 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from types import MappingProxyType
 
+import psycopg
+import structlog
+
+from anabranch.runtime import metrics
 from anabranch.runtime.credentials.principal import Principal
 from anabranch.runtime.errors import CallError
+from anabranch.store.audiences.evaluated import QUERY_FAILS
 from anabranch.store.audiences.principals import Change
 from anabranch.store.audiences.rules import claims_text
 from anabranch.store.audiences.viewing import Memberships, apply, learn_principal, read_memberships
@@ -29,6 +34,7 @@ from anabranch_snapshot.log import Log, Reading
 from anabranch_snapshot.page_tokens import DIGEST_BYTES, Place
 from anabranch_snapshot.visible import Eye, SetChange, visible_page
 
+_log = structlog.get_logger()
 _NONE: frozenset[str] = frozenset()
 MOST_CHOSEN = 10_000
 """The most audiences that a node may choose."""
@@ -130,8 +136,9 @@ class Viewers:
         """The audiences that queries give a viewer at a position, and behind it.
 
         Raises:
-            CallError: UNAVAILABLE: the rules have just changed.
-            psycopg.Error: it can't be read, or a query no longer fits its tables.
+            CallError: UNAVAILABLE: the rules have just changed, or a query fails for a principal of which nothing is
+                known yet.
+            psycopg.Error: it can't be read.
         """
         database = viewer.database
         if not viewer.has_memberships:
@@ -165,8 +172,12 @@ class Viewers:
 
         # One at a time: each waits for the claim, and the resolver waits for it meanwhile.
         async with self._learning.setdefault(database.id, asyncio.Lock()):
-            if not await self._log.with_claiming(learn):
-                raise self._log.changed(database)
+            try:
+                learned = await self._log.with_claiming(learn)
+            except QUERY_FAILS as error:
+                raise _fails(database, error) from error
+        if not learned:
+            raise self._log.changed(database)
 
     async def read(
         self,
@@ -236,3 +247,18 @@ class Viewers:
 
             rows = await self._log.with_session(read)
         return sums, [row for row in rows if row.position <= sums.head]
+
+
+def _fails(database: Database, error: psycopg.Error) -> CallError:
+    """The failure of a call whose principal can't be learned, logged and counted."""
+    metrics.count("anabranch_membership_query_failures", database=database.name)
+    _log.error(
+        "a membership query fails: new principals can't read until the query or what it reads is mended",
+        database=database.name,
+        sqlstate=error.sqlstate,
+        detail=error.diag.message_primary,
+    )
+    return CallError(
+        errors_pb2.REASON_UNAVAILABLE,
+        f"a membership query of {database.name!r} fails, which says what this principal may see: try again later",
+    )

@@ -138,6 +138,13 @@ METRICS: tuple[Metric, ...] = (
         "Groups rolled back that had nothing but captured changes to drain",
     ),
     Metric(
+        "anabranch_membership_query_failures",
+        "counter",
+        "1",
+        ("database",),
+        "Failures of membership queries: audiences stay as they were meanwhile",
+    ),
+    Metric(
         "anabranch_writer_excess",
         "gauge",
         "1",

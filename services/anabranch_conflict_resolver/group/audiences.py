@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import structlog
 
+from anabranch.runtime import metrics
 from anabranch.store.audiences.affected import ChangedRows, affected, evaluate_known
 from anabranch.store.audiences.evaluated import QUERY_FAILS
 from anabranch.store.audiences.principals import Given
@@ -54,9 +55,10 @@ def changed_sets(conn: Session, database: Database, changed: ChangedRows) -> Map
 
 
 def log_failure(database: Database, error: DatabaseError) -> None:
-    """Say that a membership query fails."""
+    """Log and count that a membership query fails."""
+    metrics.count("anabranch_membership_query_failures", database=database.name)
     _log.error(
-        "a membership query fails: audiences stay as they were, and new principals have none, until the rules fit",
+        "a membership query fails: audiences stay as they were until the query or what it reads is mended",
         database=database.name,
         sqlstate=error.sqlstate,
         detail=error.diag.message_primary,

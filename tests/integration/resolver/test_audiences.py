@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from tests.integration.resolver.audiences import AUDIENCES, NAMES, OWN, RULES, TABLES, changes, shown
 
+from anabranch.runtime import metrics
 from anabranch.store.audiences.set_rules import set_audience_rules
 from anabranch.store.log.conflicts import WantedConflicts, page
 from anabranch.testkit.resolver_rig import ResolverRig
@@ -329,6 +330,7 @@ def test_a_query_that_fails_holds_up_nobody(rig: ResolverRig, capsys: pytest.Cap
     # A set that was known counts on, and so do claims; nobody has what the query would have given.
     assert [rig.outcome(one) for one in sent] == [["APPLIED"], ["APPLIED"], "FORBIDDEN", ["APPLIED"]]
     assert "a membership query fails" in capsys.readouterr().out
+    assert metrics._totals["anabranch_membership_query_failures"][(rig.name,)] >= 1
     set_audience_rules(rig.conn, rig.name, RULES)
     made = new.insert("note", {"id": "4", "owner": "new"})
     rig.drain()

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import grpc
 import pytest
 from tests.integration.snapshot.audience_device import Device, held
 from tests.integration.snapshot.audience_writer import (
@@ -24,7 +25,7 @@ from ulid import ULID
 
 from anabranch.store.audiences.set_expression import set_audience
 from anabranch.store.catalog.registration import add_table, remove_table
-from anabranch.testkit.ingest_rig import FailedCallError
+from anabranch.testkit.ingest_rig import FailedCallError, failed
 from anabranch.testkit.snapshot_reader import whole_groups
 from anabranch.v1 import change_pb2, value_pb2
 
@@ -161,13 +162,13 @@ def test_a_page_token_is_for_those_audiences(restricted: Any, jobs: AudienceWrit
     reader, other = viewer(restricted, "x", "a"), viewer(restricted, "x", "b")
     token = reader.get(max_bytes=1024).next_page_token
     assert reader.get(token=token).page.groups
-    with pytest.raises(FailedCallError) as failed:
+    with pytest.raises(FailedCallError) as refused:
         other.get(token=token)
-    assert failed.value.reason == "INVALID_TOKEN"
+    assert refused.value.reason == "INVALID_TOKEN"
     reader.held = held(choice=[])
-    with pytest.raises(FailedCallError) as failed:
+    with pytest.raises(FailedCallError) as refused:
         reader.get(token=token)
-    assert failed.value.reason == "INVALID_TOKEN"
+    assert refused.value.reason == "INVALID_TOKEN"
 
 
 def test_memberships_change_with_the_log(place: Any) -> None:
@@ -313,3 +314,28 @@ def test_devices_come_to_what_they_may_see(place: Any, seed: int) -> None:
         assert device.audiences == expected
         assert device.seen == jobs.seen_by(*expected)
     jobs.close()
+
+
+def test_a_query_that_fails_is_said_to_newcomers_and_holds_up_nobody_else(place: Any) -> None:
+    place.conn.execute(f"create table {place.schema}.membership (id text primary key, user_id text, n int)")
+    add_table(place.conn, place.name, "membership")
+    restrict(place, queries=["select 'team:' || (1 / n) from membership where user_id = :principal"])
+    writer = AudienceWriter(place.rig.url, place.name)
+    try:
+        writer.put(("1", "1", "one"))
+        learned(place, "known", team("1"))
+        place.conn.execute(f"insert into {place.schema}.membership values ('1', 'new', 0), ('2', 'known', 0)")
+        before = place.rig.metric("anabranch_membership_query_failures_total", database=place.name)
+        with pytest.raises(FailedCallError) as refused:
+            viewer(place, "new").get()
+        assert refused.value.reason == "UNAVAILABLE"
+        assert "a membership query" in str(refused.value)
+        with pytest.raises(grpc.RpcError) as ended:
+            list(viewer(place, "new").pull())
+        assert failed(ended.value).reason == "UNAVAILABLE"
+        assert place.rig.metric("anabranch_membership_query_failures_total", database=place.name) == before + 2
+        assert len(viewer(place, "known").get().page.groups) == 1
+        place.conn.execute(f"update {place.schema}.membership set n = 1")
+        assert len(viewer(place, "new").get().page.groups) == 1
+    finally:
+        writer.close()
