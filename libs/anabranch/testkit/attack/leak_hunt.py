@@ -63,8 +63,10 @@ class HuntReport:
         return "\n".join([*lines, f"  {len(self.leaks)} leaks"])
 
 
-def hunt(folder: Path, seconds: float, seed: int, say: Callable[[str], None]) -> HuntReport:
-    """Run for ``seconds`` and some more, with ``folder`` for all files."""
+def hunt(
+    folder: Path, seconds: float, seed: int, say: Callable[[str], None], environment: Mapping[str, str] | None = None
+) -> HuntReport:
+    """Run for ``seconds`` and some more, with ``folder`` for all files. ``environment`` is added to the services'."""
     chance = random.Random(seed)
     secret = secrets.token_urlsafe(48)
 
@@ -74,17 +76,17 @@ def hunt(folder: Path, seconds: float, seed: int, say: Callable[[str], None]) ->
 
     with ExitStack() as leave:
         postgres = leave.enter_context(EmbeddedPostgres(folder / "postgres", settings=UNSYNCED))
-        environment = {"ANABRANCH_JWT_HS256_SECRET": secret, "ANABRANCH_PULL_BATCH_BYTES": "4096"}
-        stack = leave.enter_context(Stack(postgres.url, folder=folder / "stack", environment=environment))
+        own = {"ANABRANCH_JWT_HS256_SECRET": secret, "ANABRANCH_PULL_BATCH_BYTES": "4096", **(environment or {})}
+        stack = leave.enter_context(Stack(postgres.url, folder=folder / "stack", environment=own))
         conn = leave.enter_context(connect(postgres.url, application_name="hunt", autocommit=True))
         make_hunted(conn)
         known = Known()
         actors: list[HuntDevice | Pryer] = []
         tap = Wiretap(claimed, lambda principal: {n for a in actors if a.principal == principal for n in a.nodes})
         for number, principal in enumerate([*PRINCIPALS, PRINCIPALS[0]]):
-            own = random.Random(chance.getrandbits(64))
+            devices_chance = random.Random(chance.getrandbits(64))
             file = folder / f"device-{number}.db"
-            actors.append(HuntDevice(file, principal, stack.addresses, tap, sign, known, own))
+            actors.append(HuntDevice(file, principal, stack.addresses, tap, sign, known, devices_chance))
         actors += [
             Pryer(principal, stack.addresses, tap, sign, known, random.Random(chance.getrandbits(64)))
             for principal in PRINCIPALS

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -12,10 +13,20 @@ from ulid import ULID
 from anabranch.client import CallFailed
 from anabranch.testkit.attack.hunted import DATABASE, TABLES, TEAMS, Known
 from anabranch.testkit.attack.wiretap import TappedRemote, Wiretap
-from anabranch.v1 import batch_pb2, change_pb2, position_pb2, resolver_pb2, snapshot_pb2, value_pb2
+from anabranch.v1 import (
+    batch_pb2,
+    change_pb2,
+    ingest_pb2,
+    position_pb2,
+    resolver_pb2,
+    snapshot_pb2,
+    value_pb2,
+    verdict_pb2,
+)
 
 PAUSE_S = 0.01
 MOST_RESPONSES = 30
+MOST_AGO_S = 20.0
 
 
 class Pryer:
@@ -43,10 +54,21 @@ class Pryer:
             token=lambda: sign(principal, {"teams": chance.sample(TEAMS, chance.randrange(2))}),
         )
         self._reached = 0
+        self._node_token = b""
+        self._unanswered: list[str] = []
 
     def run(self, stop: threading.Event) -> None:
         """Call until ``stop``."""
-        calls = (self._get, self._subscribe, self._pull, self._compare, self._explain, self._conflicts, self._verdicts)
+        calls = (
+            self._get,
+            self._subscribe,
+            self._pull,
+            self._compare,
+            self._explain,
+            self._send,
+            self._conflicts,
+            self._verdicts,
+        )
         while not stop.wait(PAUSE_S):
             try:
                 self._chance.choice(calls)()
@@ -128,19 +150,41 @@ class Pryer:
 
     def _explain(self) -> None:
         """Ask what would become of a batch on a key that is perhaps not seen."""
-        key = self._known.any(self._known.jobs, self._chance, "")
-        self._known.note(self._known.sent, (self.principal, key))
-        batch = batch_pb2.DbMutationBatch(id=str(ULID()), db_name=DATABASE, schema_version=1)
+        envelope = batch_pb2.Envelope(payload=self._batch(ULID()).SerializeToString())
+        self._remote.explain(resolver_pb2.ExplainRequest(db_name=DATABASE, node_state=self._state(), envelope=envelope))
+
+    def _send(self) -> None:
+        """Send a batch on a key that is perhaps not seen, as if it were written a while ago: one that loses is answered
+        with the row as it stands."""
+        batch = self._batch(ULID.from_timestamp(time.time() - self._chance.random() * MOST_AGO_S))
+        request = ingest_pb2.SendRequest(
+            db_name=DATABASE,
+            node_state=self._state(),
+            node_token=self._node_token,
+            unanswered_batch_ids=self._unanswered,
+            envelopes=[batch_pb2.Envelope(payload=batch.SerializeToString())],
+        )
+        answer = self._remote.send(request)
+        self._node_token = answer.node_token
+        answered = {one.batch_id for one in answer.verdicts if one.status != verdict_pb2.VERDICT_STATUS_PENDING}
+        asked = dict.fromkeys([*self._unanswered, batch.id])
+        self._unanswered = [one for one in asked if one not in answered][-MOST_RESPONSES:]
+        self._known.note(self._known.batches, batch.id)
+
+    def _batch(self, batch_id: ULID) -> batch_pb2.DbMutationBatch:
+        key, title = self._known.any(self._known.jobs, self._chance, ""), self._known.marks.new(["by.device"])
+        for mark in (key, title):
+            self._known.note(self._known.sent, (self.principal, mark))
+        batch = batch_pb2.DbMutationBatch(id=str(batch_id), db_name=DATABASE, schema_version=1)
         batch.node.id = next(iter(self.nodes))
         kind = self._chance.choice(
             [batch_pb2.MUTATION_TYPE_INSERT, batch_pb2.MUTATION_TYPE_UPDATE, batch_pb2.MUTATION_TYPE_DELETE]
         )
         columns = ["id"] if kind == batch_pb2.MUTATION_TYPE_DELETE else ["id", "title"]
         mutation = batch.mutations.add(table="job", type=kind, columns=columns)
-        values = [value_pb2.Value(string_value=key), value_pb2.Value(string_value="x")]
+        values = [value_pb2.Value(string_value=key), value_pb2.Value(string_value=title)]
         mutation.rows.add(values=values[: len(columns)])
-        envelope = batch_pb2.Envelope(payload=batch.SerializeToString())
-        self._remote.explain(resolver_pb2.ExplainRequest(db_name=DATABASE, node_state=self._state(), envelope=envelope))
+        return batch
 
     def _conflicts(self) -> None:
         request = resolver_pb2.ListConflictsRequest(db_name=DATABASE, page_size=100, page_token=self._token())
