@@ -15,13 +15,12 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from types import MappingProxyType
 
-import psycopg
 import structlog
 
 from anabranch.runtime import metrics
 from anabranch.runtime.credentials.principal import Principal
 from anabranch.runtime.errors import CallError
-from anabranch.store.audiences.evaluated import QUERY_FAILS
+from anabranch.store.audiences.evaluated import QUERY_FAILS, read_failure
 from anabranch.store.audiences.principals import Change
 from anabranch.store.audiences.rules import claims_text
 from anabranch.store.audiences.viewing import Memberships, apply, learn_principal, read_memberships
@@ -175,7 +174,7 @@ class Viewers:
             try:
                 learned = await self._log.with_claiming(learn)
             except QUERY_FAILS as error:
-                raise _fails(database, error) from error
+                raise _fails(database, read_failure(error)) from error
         if not learned:
             raise self._log.changed(database)
 
@@ -249,14 +248,13 @@ class Viewers:
         return sums, [row for row in rows if row.position <= sums.head]
 
 
-def _fails(database: Database, error: psycopg.Error) -> CallError:
+def _fails(database: Database, failure: Mapping[str, str | None]) -> CallError:
     """The failure of a call whose principal can't be learned, logged and counted."""
     metrics.count("anabranch_membership_query_failures", database=database.name)
     _log.error(
         "a membership query fails: new principals can't read until the query or what it reads is mended",
         database=database.name,
-        sqlstate=error.sqlstate,
-        detail=error.diag.message_primary,
+        **failure,
     )
     return CallError(
         errors_pb2.REASON_UNAVAILABLE,

@@ -8,7 +8,7 @@ import structlog
 
 from anabranch.runtime import metrics
 from anabranch.store.audiences.affected import ChangedRows, affected, evaluate_known
-from anabranch.store.audiences.evaluated import QUERY_FAILS
+from anabranch.store.audiences.evaluated import QUERY_FAILS, read_failure
 from anabranch.store.audiences.principals import Given
 from anabranch.store.audiences.sums import AudienceSums, read_audience_sums
 from anabranch.store.catalog.databases import Database
@@ -60,6 +60,5 @@ def log_failure(database: Database, error: DatabaseError) -> None:
     _log.error(
         "a membership query fails: audiences stay as they were until the query or what it reads is mended",
         database=database.name,
-        sqlstate=error.sqlstate,
-        detail=error.diag.message_primary,
+        **read_failure(error),
     )

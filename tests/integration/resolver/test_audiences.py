@@ -302,7 +302,7 @@ def test_values_that_lost_are_listed_for_those_who_had_seen_them(rig: ResolverRi
     assert listed("bob", ["team:2"], ["team:2"]) == 0
     rig.sql("insert into app.membership values ('m', 'late', '1')")
     rig.drain()
-    # Who comes later sees the row, and not what was in it before.
+    # A principal that comes later sees the row, and not what was in it before.
     assert listed("late", ["team:1"], []) == 0
     b.see()
     a.update("job", {"id": "1", "title": "of a again"})

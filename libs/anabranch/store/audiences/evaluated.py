@@ -37,6 +37,11 @@ class EvaluationError(ServerError, ValueError):
         super().__init__(f"a membership query fails: {error.diag.message_primary or error}")
 
 
+def read_failure(error: psycopg.Error) -> dict[str, str | None]:
+    """The words of Postgres about a query that fails, as a log line's fields: ``sqlstate`` and ``detail``."""
+    return {"sqlstate": error.sqlstate, "detail": error.diag.message_primary}
+
+
 def evaluate_anew(conn: Connection, database: Database) -> None:
     """Keep what the queries of ``database`` give now, for every principal that is known, at every position. The caller
     holds the database's claim, and moves its schema version, by which readers learn that their audiences may be others.
