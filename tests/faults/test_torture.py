@@ -30,7 +30,7 @@ def test_promises_1_to_7_and_every_rule_hold_whatever_goes_wrong(tmp_path: Path)
     run(tmp_path, 15.0, with_lake=False)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.timeout(1_200)
 def test_promise_8_holds_while_the_log_is_compacted_and_cut_behind_all_that_goes_wrong(tmp_path: Path) -> None:
     report = run(tmp_path, 60.0, with_lake=True)
