@@ -27,6 +27,7 @@ import contextvars
 import itertools
 import math
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Sequence, Sized
 from typing import Generic, Protocol, TypeVar
@@ -66,7 +67,7 @@ class Piece(Sized, Protocol):
 P = TypeVar("P", bound=Piece)
 
 
-class TailOf(Generic[P]):
+class TailOf(ABC, Generic[P]):
     """The tail of one database in one epoch, of which it keeps the last pieces."""
 
     def __init__(self, database: Database, log: Log, settings: SnapshotSettings, clock: Clock) -> None:
@@ -191,13 +192,13 @@ class TailOf(Generic[P]):
         if time.monotonic() >= self._heartbeat_at and await self._beat():
             self._heartbeat_at = time.monotonic() + settings.heartbeat_ms / 1000
 
+    @abstractmethod
     async def _advance(self, place: Place) -> bool:
         """Read from ``place`` on, and send it on; whether there was anything. Raises as ``Log.read``."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def _beat(self) -> bool:
         """Send a heartbeat, unless the log has gone on meanwhile; whether it was sent."""
-        raise NotImplementedError
 
     @contextlib.contextmanager
     def _delivering(self) -> Iterator[str]:

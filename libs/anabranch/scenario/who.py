@@ -38,7 +38,7 @@ class People:
         return self._specs.get(node, _NOTHING)
 
     def principal(self, node: str) -> str:
-        """Whose the node's token is; its own name where the story has not said."""
+        """The principal of the node's token; the node's own name where the story has not said."""
         return self._principals.get(node, node)
 
     def claims(self, node: str) -> Claims:

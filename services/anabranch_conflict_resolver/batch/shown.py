@@ -1,4 +1,4 @@
-"""Whom a changed row was for and is for, and the effect that is logged because of it.
+"""The audiences of a changed row before and after, and the effect that is logged because of it.
 
 An update that moves a row to other audiences is logged with all of the row's columns: whoever sees the row from then on
 has never had the rest. The sums of audiences change with the row: by its change where it stays, by all of it where it

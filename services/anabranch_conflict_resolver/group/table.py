@@ -27,7 +27,7 @@ class SyncedTable:
     names: tuple[str, ...]
     """The columns' names, in the table's order."""
     audiences: RowAudiences | None = None
-    """Whom its rows are for; None for an open table."""
+    """The audiences of its rows; None for an open table."""
     gives_audiences: bool = False
     """Whether a membership query reads it."""
 

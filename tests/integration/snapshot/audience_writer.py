@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jwt
-from tests.integration.snapshot.conftest import Place
 from ulid import ULID
 
 from anabranch.store.audiences.set_rules import set_audience_rules
@@ -17,6 +16,9 @@ from anabranch.testkit.snapshot_reader import Reader
 from anabranch.v1 import batch_pb2, change_pb2, position_pb2
 from anabranch.values.canonical import SUM_MODULUS, RowEncoder
 from anabranch.wire.effects import Effect, EffectBuilder
+
+if TYPE_CHECKING:
+    from tests.integration.snapshot.conftest import Place
 
 SECRET = "a secret that is long enough for HS256"
 JOB = "create table {schema}.job (id text primary key, team text, title text)"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from tests.integration.snapshot.audience_writer import AudienceWriter, restrict
 from ulid import ULID
 
 from anabranch.store.catalog.registration import add_table, create_database
@@ -98,6 +99,21 @@ def place(rig: SnapshotRig) -> Iterator[Place]:
             reader.close()
         for writer in writers:
             writer.close()
+
+
+@pytest.fixture
+def restricted(place: Place) -> Place:
+    """The place with the restricted table ``job``, whose audiences are teams by claim."""
+    restrict(place)
+    return place
+
+
+@pytest.fixture
+def jobs(restricted: Place) -> Iterator[AudienceWriter]:
+    """The writer of groups of the restricted table."""
+    made = AudienceWriter(restricted.rig.url, restricted.name)
+    yield made
+    made.close()
 
 
 @pytest.fixture

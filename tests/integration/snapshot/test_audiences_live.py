@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ from tests.integration.snapshot.audience_writer import SECRET, AudienceWriter, l
 from tests.integration.snapshot.test_audiences_log import BY_TITLE
 from ulid import ULID
 
+from anabranch.testkit import waiting
 from anabranch.testkit.snapshot_reader import Reader, whole_groups
 from anabranch.v1 import batch_pb2, change_pb2, position_pb2
 
@@ -22,19 +22,6 @@ PAGES = "anabranch_log_pages_total"
 @pytest.fixture(scope="module")
 def rig_environment() -> dict[str, str]:
     return {"ANABRANCH_JWT_HS256_SECRET": SECRET, "ANABRANCH_HEARTBEAT_MS": "1500"}
-
-
-@pytest.fixture
-def restricted(place: Any) -> Any:
-    restrict(place)
-    return place
-
-
-@pytest.fixture
-def jobs(restricted: Any) -> Iterator[AudienceWriter]:
-    made = AudienceWriter(restricted.rig.url, restricted.name)
-    yield made
-    made.close()
 
 
 def raw_stream(reader: Reader, after: int) -> Any:
@@ -137,14 +124,18 @@ def test_late_subscribers_get_their_own_pages(restricted: Any, jobs: AudienceWri
             name = "ab"[number % 2]
             written.append((jobs.put((f"{name}{number}", name, "t")), name))
 
-    thread = threading.Thread(target=write)
+    def until_written(count: int) -> None:
+        waiting.until(lambda: len(written) >= count, why="nothing was written")
+
+    thread = threading.Thread(target=write, daemon=True)
     thread.start()
     readers = []
     for number in range(12):
         name = "ab"[number % 2]
         after = written[-1][0] if written and number % 3 else 0
         readers.append((after, name, viewer(restricted, f"p{number}", name).subscribe(after)))
-        time.sleep(0.03)
+        # The next one comes when the log has gone on.
+        until_written(len(written) + 1)
     stop.set()
     thread.join()
     last = written[-1][0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -35,19 +35,6 @@ BY_TITLE = "select 'team:' || team from job where title = :principal"
 @pytest.fixture(scope="module")
 def rig_environment() -> dict[str, str]:
     return {"ANABRANCH_JWT_HS256_SECRET": SECRET}
-
-
-@pytest.fixture
-def restricted(place: Any) -> Any:
-    restrict(place)
-    return place
-
-
-@pytest.fixture
-def jobs(restricted: Any) -> Iterator[AudienceWriter]:
-    made = AudienceWriter(restricted.rig.url, restricted.name)
-    yield made
-    made.close()
 
 
 def effects(answer: change_pb2.GetResponse) -> list[tuple[int, str, list[str]]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Iterator
 from typing import Any
 
 import grpc
@@ -33,19 +32,6 @@ from anabranch.values.messages import column_reader
 @pytest.fixture(scope="module")
 def rig_environment() -> dict[str, str]:
     return {"ANABRANCH_JWT_HS256_SECRET": SECRET, "ANABRANCH_PULL_BATCH_BYTES": "4096"}
-
-
-@pytest.fixture
-def restricted(place: Any) -> Any:
-    restrict(place)
-    return place
-
-
-@pytest.fixture
-def jobs(restricted: Any) -> Iterator[AudienceWriter]:
-    made = AudienceWriter(restricted.rig.url, restricted.name)
-    yield made
-    made.close()
 
 
 def rows_of(pulled: Pulled) -> dict[str, tuple[Any, ...]]:

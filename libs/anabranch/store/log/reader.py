@@ -74,9 +74,9 @@ class Loser:
 
 
 class Scope(NamedTuple):
-    """Whose the row of an item is, as far as the log says: None in a table that was open to everybody. ``type`` is that
-    of an effect, an ``anabranch.v1.EffectType``, and ``head`` its first bytes, which name its table. ``goes_on``: the
-    item is not the effect's beginning."""
+    """The audiences of an item's row before and after it, as far as the log says: None in a table that was open to
+    everybody. ``type`` is that of an effect, an ``anabranch.v1.EffectType``, and ``head`` its first bytes, which name
+    its table. ``goes_on``: the item is not the effect's beginning."""
 
     table_id: int
     key: str

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from tests.unit.client.audiences.teams import Teams, held, is_right, jobs
 
 from anabranch.client import CallFailed, SyncedDb
 from anabranch.client.reading import gains
+from anabranch.testkit.waiting import until
 from anabranch.v1 import change_pb2
 
 
@@ -54,13 +54,6 @@ class Followed:
         self._cancelled = True
 
 
-def wait_until(device: SyncedDb, remote: Teams, is_so: Callable[[], bool]) -> None:
-    end = time.monotonic() + 20
-    while not is_so():
-        assert time.monotonic() < end, (jobs(device), held(device))
-        time.sleep(0.02)
-
-
 @pytest.mark.parametrize("slice_s", [0.0, 100.0])
 def test_the_background_follows_what_the_principal_may_see(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slice_s: float
@@ -72,13 +65,13 @@ def test_the_background_follows_what_the_principal_may_see(
         for teams in (["a", "b"], ["b"], ["b", "c"], ["a"], []):
             remote.member_of(*teams)
             remote.set("j4", title=f"seen by {teams}")
-            wait_until(
-                device,
-                remote,
+            until(
                 lambda: (
                     device.status().cursor == remote.server.head
                     and not device._file.current().gains_due
                     and held(device) == set(remote.server.sets["alice"])
                 ),
+                20.0,
+                lambda: f"the device has {jobs(device)} of {held(device)}",
             )
             is_right(device, remote)
