@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from anabranch.store.audiences.expression import array_text
 from anabranch.store.audiences.rules import NO_RULES, AudienceRules, claims_text
-from anabranch.store.inbox.append import audiences_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ def claimed(rules: AudienceRules, claims: Mapping[str, Any], subject: str) -> Cl
     """The audiences that a token's claims give, for a principal of the name ``subject``."""
     if not rules:
         return NOTHING_CLAIMED
-    read = audiences_text(rules.read.claimed(claims)) if rules.read.claims else None
+    read = array_text(rules.read.claimed(claims)) if rules.read.claims else None
     # Rules of writing that are not about claims give nobody anything here; None would mean those of reading.
-    write = None if rules.write is None else audiences_text(rules.write.claimed(claims))
+    write = None if rules.write is None else array_text(rules.write.claimed(claims))
     return Claimed(rules, read, write, claims_text(subject, claims) if rules.rls_role else None)

@@ -228,14 +228,6 @@ class Drained:
     up_to: int
 
     @property
-    def changed(self) -> ChangedRows:
-        """The changed rows of tables that membership queries read."""
-        noted = ChangedRows()
-        for batch in self.batches:
-            noted.update(batch.changed)
-        return noted
-
-    @property
     def changes(self) -> int:
         """The number of changes that were taken."""
         return max(len(self.ids), sum(batch.ordinal for batch in self.batches))

@@ -265,7 +265,7 @@ def _load(context: Context, attempt: Attempt, candidates: Sequence[Candidate]) -
     watched = {} if attempt.optimistic else context.may_cause
     rights: Mapping[str, Rights] = {}
     if context.synced.restricted:
-        changed = drained is not None and bool(drained.changed)
+        changed = drained is not None and any(one.changed for one in drained.batches)
         rights = rights_of(context, candidates, memberships_changed=changed)
         learn_expected(context.conn, context.synced, view, candidates)
     return Progress(view, watched, keys.keys(), drained=drained, rights=rights)

@@ -7,8 +7,9 @@ import asyncio
 import pytest
 
 from anabranch.store.audiences import principals
-from anabranch.store.audiences.principals import Change, Given, current, evaluate, learn, read_memberships_at
+from anabranch.store.audiences.principals import Change, Given, current, evaluate, learn
 from anabranch.store.audiences.set_rules import set_audience_rules
+from anabranch.store.audiences.viewing import memberships_now, read_changes, read_memberships
 from anabranch.store.catalog.databases import Database
 from anabranch.store.session.engine import Session, aconnect
 from anabranch.store.session.steps import arun, run
@@ -65,7 +66,7 @@ def test_rules_for_writing_have_memberships_of_their_own(conn: Session, synced: 
 
 def test_a_principal_is_learned_once_and_kept(conn: Session, ruled: Database) -> None:
     assert run(conn, current(ruled.id, ["alice"])) == {}
-    assert run(conn, read_memberships_at(ruled.id, "alice", 0)) is None
+    assert memberships_now(conn, ruled.id, "alice") is None
     learned = run(conn, learn(ruled, ["alice", "bob", "alice"], 77))
     assert learned == {"alice": given("user:alice", "team:t1", "team:t2"), "bob": given("user:bob", "team:t1")}
     conn.execute("delete from app.membership")
@@ -85,7 +86,9 @@ def test_without_membership_queries_nobody_is_kept(conn: Session, synced: Databa
     assert conn.execute("select count(*) from anabranch.principals").fetchone() == (0,)
 
 
-def test_earlier_memberships_are_those_of_the_head_with_later_changes_undone(conn: Session, ruled: Database) -> None:
+def test_earlier_memberships_are_those_of_the_head_with_later_changes_undone(
+    conn: Session, ruled: Database, migrated_url: str
+) -> None:
     run(conn, learn(ruled, ["alice", "bob"], 1))
     conn.execute(
         "insert into anabranch.audience_changes values (%(db)s, 10, 'alice', '{team:t2}', '{team:t0}'),"
@@ -94,28 +97,37 @@ def test_earlier_memberships_are_those_of_the_head_with_later_changes_undone(con
         {"db": ruled.id},
     )
     user = "user:alice"
-    for position, expected in [
-        (40, {user, "team:t1", "team:t2"}),
-        (39, {user, "team:t1"}),
-        (29, {user, "team:t2"}),
-        (19, {user, "team:t2", "team:t3"}),
-        (0, {user, "team:t0", "team:t3"}),
-    ]:
-        assert run(conn, read_memberships_at(ruled.id, "alice", position)) == frozenset(expected), position
-    assert run(conn, principals.changes(ruled.id, 10, 30)) == {
-        20: {
-            "alice": Change(frozenset(), frozenset({"team:t3"})),
-            "bob": Change(frozenset({"team:t1"}), frozenset()),
-        },
-        30: {"alice": Change(frozenset({"team:t1"}), frozenset({"team:t2"}))},
-    }
+
+    async def look() -> None:
+        async with await aconnect(migrated_url, application_name="test", autocommit=True) as session:
+            for position, expected in [
+                (40, {user, "team:t1", "team:t2"}),
+                (39, {user, "team:t1"}),
+                (29, {user, "team:t2"}),
+                (19, {user, "team:t2", "team:t3"}),
+                (0, {user, "team:t0", "team:t3"}),
+            ]:
+                found = await read_memberships(session, ruled.id, "alice", position)
+                assert found is not None
+                assert found.audiences == expected, position
+                assert found.at_head == {user, "team:t1", "team:t2"}
+            assert await read_changes(session, ruled.id, 10, 30) == {
+                20: {
+                    "alice": Change(frozenset(), frozenset({"team:t3"})),
+                    "bob": Change(frozenset({"team:t1"}), frozenset()),
+                },
+                30: {"alice": Change(frozenset({"team:t1"}), frozenset({"team:t2"}))},
+            }
+
+    asyncio.run(look())
+    assert memberships_now(conn, ruled.id, "alice") == frozenset({user, "team:t1", "team:t2"})
 
 
 def test_an_asynchronous_session_runs_the_same_steps(ruled: Database, migrated_url: str) -> None:
     async def steps() -> None:
         async with await aconnect(migrated_url, application_name="test", autocommit=True) as session:
             assert await arun(session, learn(ruled, ["bob"], 3)) == {"bob": given("user:bob", "team:t1")}
-            assert await arun(session, read_memberships_at(ruled.id, "bob", 0)) == frozenset({"user:bob", "team:t1"})
+            assert await arun(session, current(ruled.id, ["bob"])) == {"bob": given("user:bob", "team:t1")}
 
     asyncio.run(steps())
 

@@ -7,10 +7,12 @@ from random import Random
 
 import pytest
 
-from anabranch.store.audiences.principals import evaluate
+from anabranch.store.audiences.affected import ChangedRows, affected
+from anabranch.store.audiences.principals import evaluate, learn
 from anabranch.store.audiences.queries import PRINCIPAL, PRINCIPALS, for_principals
 from anabranch.store.audiences.query_judging import judge_query
 from anabranch.store.audiences.rules import AudienceRules, Membership, SetRules
+from anabranch.store.audiences.set_rules import set_audience_rules
 from anabranch.store.catalog.databases import Database, load_database
 from anabranch.store.catalog.refusals import TableRefusal
 from anabranch.store.catalog.registration import add_table
@@ -23,6 +25,8 @@ TAKEN = [
     (f"select 'team:' || team_id {M};", "membership", "membership"),
     (f"select distinct 'team:' || team_id {M} order by 1 -- those of it", "membership", "membership"),
     ("select 'user:' || :principal", "", ""),
+    # Over changed rows nothing of the application's but tables is found by its name alone.
+    (f"select team_id {M} and null::job is null", "membership", ""),
     ("select 'everyone'", "", ""),
     ("select ':principal' || $$:principal$$ || \":principal\" from (select 'a' as \":principal\") s", "", ""),
     ("select 'team:' || team_id from app.membership where user_id = :principal", "membership", ""),
@@ -196,3 +200,28 @@ def test_a_changed_row_of_a_traced_table_tells_whom_it_concerns(
                 concerned += len(moved)
             conn.execute("drop table changed")
     assert concerned
+
+
+def test_a_function_that_somebody_makes_later_takes_no_part(conn: Session, synced: Database) -> None:
+    """Postgres takes a function of just these types before the system's own that needs a cast."""
+    query = "select 'team:' || j.team_id from job j where lower(j.code) = :principal"
+    database = set_audience_rules(conn, "d", {"memberships": [query]})
+    [membership] = database.audience_rules.memberships
+    assert membership.traced == {"job"}
+    conn.execute("insert into app.job (id, team_id, code) values ('1', 't1', 'BOB')")
+    assert run(conn, learn(database, ["bob", "eve"], 1))["bob"].read == {"team:t1"}
+    conn.execute(
+        "create function app.lower(char) returns text language plpgsql as"
+        " $$ begin raise 'run with the rights of the services'; end $$"
+    )
+    row = [
+        None
+        if column.name not in ("id", "team_id", "code")
+        else {"id": "1", "team_id": "t1", "code": "BOB "}[column.name]
+        for column in synced.tables["job"].columns
+    ]
+    changed = ChangedRows()
+    changed.add("job", row, None)
+    with conn.transaction():
+        assert affected(conn, database, changed) == ["bob"]
+    assert run(conn, evaluate(database, ["bob"]))["bob"].read == {"team:t1"}

@@ -7,8 +7,9 @@ import json
 import pytest
 
 from anabranch.runtime.credentials.claims import NO_CLAIMS, frozen
+from anabranch.store.audiences.expression import array_text
 from anabranch.store.audiences.rules import NO_RULES, AudienceRules, Membership, SetRules, is_audience
-from anabranch.store.inbox.append import Arrival, audiences_text, parameters_of
+from anabranch.store.inbox.append import Arrival, parameters_of
 from anabranch_ingest.audiences import NOTHING_CLAIMED, claimed
 
 TEAMS = SetRules({"teams": "team"})
@@ -62,15 +63,15 @@ def test_without_audiences_a_statement_gets_empty_arrays() -> None:
 
 
 def test_a_list_is_sent_once_for_all_batches_that_have_it() -> None:
-    read = audiences_text(f"team:{number}" for number in range(1_000))
+    read = array_text(f"team:{number}" for number in range(1_000))
     one, many = ([arrival(read, "{}")] * count for count in (1, 1_000))
     size = [sum(len(bytes(part.data)) for part in parameters_of([], rows, 1)[-3:]) for rows in (one, many)]
     assert size[1] - size[0] < 2 * 999 * 13
 
 
 def test_names_are_quoted() -> None:
-    assert audiences_text(["b", "a,{}", 'q"', "back\\", "NULL"]) == '{"NULL","a,{}","b","back\\\\","q\\""}'
-    assert audiences_text([]) == "{}"
+    assert array_text(["b", "a,{}", 'q"', "back\\", "NULL"]) == '{"NULL","a,{}","b","back\\\\","q\\""}'
+    assert array_text([]) == "{}"
 
 
 def test_texts_that_are_no_audience() -> None:

@@ -12,8 +12,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from anabranch.store.audiences.expression import array_text
 from anabranch.store.audiences.principals import Change, Given, current, evaluate
-from anabranch.store.audiences.queries import PRINCIPAL, PRINCIPALS, for_principals, search_path
+from anabranch.store.audiences.queries import OUR_PATH, PRINCIPAL, PRINCIPALS, for_principals
 from anabranch.store.audiences.rules import Membership
 from anabranch.store.catalog.databases import Database
 from anabranch.store.cells.binary_cells import quote
@@ -21,10 +22,9 @@ from anabranch.store.group.rows_statements import sent_as
 from anabranch.store.session import steps
 from anabranch.store.session.at_once import execute
 from anabranch.store.session.binary import Connection, run
-from anabranch.values import Cell, Kind, Table
+from anabranch.values import Cell, Table
 from anabranch.values.pieces import whole
 from anabranch.values.postgres_binary import Parameter, int8, text, text_array
-from anabranch.values.postgres_text import array_printer
 
 MOST_ROWS = 20_000
 """Changed rows of one table, before and after, that are looked at; beyond, every principal is evaluated."""
@@ -44,7 +44,6 @@ insert into anabranch.audience_changes (database_id, position, principal, gained
 select $1::int8::int, $2::int8, v.principal, v.gained::text[], v.lost::text[]
 from unnest($3::text[], $4::text[], $5::text[]) v (principal, gained, lost)
 """
-_print_list = array_printer(Kind.STRING)
 
 
 @dataclass(slots=True)
@@ -71,8 +70,10 @@ class ChangedRows:
         for into, found in ((self.before, other.before), (self.after, other.after)):
             for table, rows in found.items():
                 noted = into.setdefault(table, [])
-                together = None if noted is None or rows is None else [*noted, *rows]
-                into[table] = None if together is None or len(together) > MOST_ROWS else together
+                if noted is None or rows is None or len(noted) + len(rows) > MOST_ROWS:
+                    into[table] = None
+                else:
+                    noted.extend(rows)
 
     def __bool__(self) -> bool:
         return bool(self.before)
@@ -91,7 +92,8 @@ def affected(conn: Connection, database: Database, changed: ChangedRows) -> list
     if not wanted:
         return []
     [(path,)] = run(conn, b"select pg_catalog.current_setting('search_path')", []).fetchall()
-    run(conn, _SET_PATH, [text(search_path(database.schema_name))])
+    # Nothing in another schema can take the place of what a query names: its tables are named by what stands before it.
+    run(conn, _SET_PATH, [text(OUR_PATH)])
     found: set[str] = set()
     for membership, table in wanted:
         statement, parameters = _traced(database, membership, table, changed)
@@ -116,15 +118,15 @@ def _traced(
     shadows = []
     for name in membership.tables:
         before = changed.before.get(name) or []
-        rows = [*before, *(changed.after.get(name) or [])] if name == table else before
-        if not rows:
-            continue
-        selected = _rows(database.tables[name], rows, parameters)
-        if name != table:
+        if name == table:
+            selected = _rows(database.tables[name], [*before, *(changed.after.get(name) or [])], parameters)
+        else:
             columns = ", ".join(quote(column.name) for column in database.tables[name].columns)
-            relation = f"{quote(database.schema_name)}.{quote(name)}"
-            selected = f"select {columns} from {relation} union all {selected}"
-        shadows.append(f"{quote(name)} as ({selected})")
+            selected = f"select {columns} from {quote(database.schema_name)}.{quote(name)}"
+            if before:
+                selected += f" union all {_rows(database.tables[name], before, parameters)}"
+        # Not materialized: where the query names it twice, all of the table would be read for it.
+        shadows.append(f"{quote(name)} as not materialized ({selected})")
     statement = (
         f"with {', '.join(shadows)} select {PRINCIPAL} from anabranch.principals as {PRINCIPALS} "
         f"where {PRINCIPALS}.database_id = $1::int8::int "
@@ -165,8 +167,8 @@ def store_changes(
     names = sorted(changes)
     given = [changes[name][1] for name in names]
     apart = database.audience_rules.write is not None
-    read = [_list_text(one.read) for one in given]
-    write = [_list_text(one.write) if apart else None for one in given]
+    read = [array_text(one.read) for one in given]
+    write = [array_text(one.write) if apart else None for one in given]
     who = text_array(names, "principal")
     execute(conn, _STORE, [int8(database.id), who, text_array(read, "audience"), text_array(write, "audience")])
     noted = {
@@ -179,12 +181,8 @@ def store_changes(
             int8(database.id),
             int8(position),
             text_array(list(noted), "principal"),
-            text_array([_list_text(one.gained) for one in noted.values()], "audience"),
-            text_array([_list_text(one.lost) for one in noted.values()], "audience"),
+            text_array([array_text(one.gained) for one in noted.values()], "audience"),
+            text_array([array_text(one.lost) for one in noted.values()], "audience"),
         ]
         execute(conn, _NOTE, parameters)
     return noted
-
-
-def _list_text(audiences: frozenset[str]) -> str:
-    return _print_list(tuple(sorted(audiences)))

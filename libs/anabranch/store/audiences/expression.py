@@ -5,6 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from anabranch.store.audiences.rules import MAX_AUDIENCE_BYTES
+from anabranch.values import Kind
+from anabranch.values.postgres_text import array_printer
+
+_print_names = array_printer(Kind.STRING)
 AUDIENCE_COLUMN = "_DB_audience"
 """The column beside a restricted table's own in which a pull gives each row's audiences."""
 
@@ -25,7 +30,7 @@ class Audience:
         many = f"({self.expression})::text[]" if self.is_list else f"array[({self.expression})::text]"
         return (
             f'array(select distinct v collate "C" from unnest({many}) u(v) '
-            "where v <> '' and octet_length(v) <= 1000 order by 1)"
+            f"where v <> '' and octet_length(v) <= {MAX_AUDIENCE_BYTES} order by 1)"
         )
 
     def meets(self, parameter: str) -> str:
@@ -48,5 +53,5 @@ SEE = b"select pg_catalog.set_config('anabranch.seen', $1::text, true)"
 
 
 def array_text(audiences: Iterable[str]) -> str:
-    """Audiences as Postgres reads an array of them."""
-    return "{" + ",".join('"' + one.replace("\\", "\\\\").replace('"', '\\"') + '"' for one in audiences) + "}"
+    """Audiences as Postgres reads an array of them: in the order of their bytes, each once."""
+    return _print_names(tuple(sorted(set(audiences))))

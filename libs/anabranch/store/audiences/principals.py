@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from anabranch.store.audiences.expression import array_text
 from anabranch.store.audiences.queries import OUR_PATH, PRINCIPAL, PRINCIPALS, for_principals
 from anabranch.store.audiences.rules import MAX_AUDIENCE_BYTES, Membership
 from anabranch.store.catalog.databases import Database
@@ -40,21 +41,10 @@ where database_id = %(database)s and principal = any(%(principals)s::text[])
 """
 _INSERT = """
 insert into anabranch.principals (database_id, principal, memberships, write_memberships, seen_ms)
-values (%(database)s, %(principal)s, %(read)s::text[], %(write)s::text[], %(now_ms)s)
+select %(database)s, v.principal, v.read::text[], v.write::text[], %(now_ms)s
+from unnest(%(principals)s::text[], %(read)s::text[], %(write)s::text[]) v (principal, read, write)
 on conflict (database_id, principal) do nothing
 returning principal
-"""
-_AT = """
-select p.memberships, c.gained, c.lost
-from anabranch.principals p
-left join anabranch.audience_changes c
-    on c.database_id = p.database_id and c.principal = p.principal and c.position > %(position)s
-where p.database_id = %(database)s and p.principal = %(principal)s
-order by c.position desc nulls last
-"""
-_CHANGES = """
-select position, principal, gained, lost from anabranch.audience_changes
-where database_id = %(database)s and position > %(after)s and position <= %(up_to)s
 """
 
 
@@ -103,33 +93,17 @@ def learn(database: Database, principals: Sequence[str], now_ms: int) -> Steps[d
         return dict.fromkeys(principals, Given())
     known = yield from current(database.id, principals)
     new = yield from evaluate(database, [one for one in dict.fromkeys(principals) if one not in known])
-    for one, given in new.items():
-        write = None if database.audience_rules.write is None else sorted(given.write)
-        parameters = {"database": database.id, "principal": one, "read": sorted(given.read), "write": write}
-        yield Statement(_INSERT, {**parameters, "now_ms": now_ms})
+    if new:
+        names, apart = sorted(new), database.audience_rules.write is not None
+        parameters = {
+            "database": database.id,
+            "principals": names,
+            "read": [array_text(new[one].read) for one in names],
+            "write": [array_text(new[one].write) if apart else None for one in names],
+            "now_ms": now_ms,
+        }
+        yield Statement(_INSERT, parameters)
     return known | new
-
-
-def read_memberships_at(database_id: int, principal: str, position: int) -> Steps[frozenset[str] | None]:
-    """The audiences that membership queries gave a principal for reading at ``position``; None where it was never
-    learned. At positions before it was learned these are the ones that it was given then."""
-    parameters = {"database": database_id, "principal": principal, "position": position}
-    rows = yield Statement(_AT, parameters)
-    if not rows:
-        return None
-    given = frozenset(rows[0][0])
-    for _, gained, lost in rows:
-        given = given - frozenset(gained or ()) | frozenset(lost or ())
-    return given
-
-
-def changes(database_id: int, after: int, up_to: int) -> Steps[dict[int, dict[str, Change]]]:
-    """Changes of groups behind position ``after`` up to ``up_to``, by position and principal."""
-    rows = yield Statement(_CHANGES, {"database": database_id, "after": after, "up_to": up_to})
-    found: dict[int, dict[str, Change]] = {}
-    for position, principal, gained, lost in rows:
-        found.setdefault(position, {})[principal] = Change(frozenset(gained), frozenset(lost))
-    return found
 
 
 def _evaluate(memberships: Iterable[Membership], principals: Sequence[str]) -> Steps[dict[str, frozenset[str]]]:

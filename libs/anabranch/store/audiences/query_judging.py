@@ -3,6 +3,8 @@
 The query is made a temporary view, in a savepoint that is undone: so it is one SELECT, and the view's rule names every
 relation and every function. Then Postgres plans it. What is run later is the query as Postgres prints it, with every
 name in full, and without anything that others than the system could replace: no view, no function of the application's.
+Over changed rows it is run as it was given, with CTEs for its tables, and the search path has nothing but the system's
+own.
 
 A table is *traced* where the query's result without some of its rows is never more than with them, so that a changed
 row changes only what the query gives when it reads that row alone: the plan then has nothing but scans, joins that keep
@@ -120,7 +122,12 @@ def _judged(conn: Connection, database: Database, query: str) -> Membership | li
     traced = frozenset[str]()
     if not any(part in rule for part in _NOT_MONOTONE) and _is_monotone(plan):
         once = [name for name, count in reads.items() if count == 1]
-        traced = frozenset(name for name in once if _is_shadowed(conn, database, query, name, plan))
+        scans = _scans(plan)
+        traced = frozenset(
+            name
+            for name in once
+            if scans[database.schema_name, name] == 1 and _is_shadowed(conn, database, reads, query, name)
+        )
     in_full = printed.strip().removesuffix(";").replace(_MARK, ":principal")
     return Membership(query, tuple(sorted(reads)), traced, in_full)
 
@@ -177,13 +184,27 @@ def _is_monotone(plan: Mapping[str, Any]) -> bool:
     )
 
 
-def _is_shadowed(conn: Connection, database: Database, query: str, table: str, plan: Mapping[str, Any]) -> bool:
-    """Whether a CTE of the table's name takes the table's place."""
-    schema, name = quote(database.schema_name), quote(table)
-    shadow = f"with {name} as materialized (select * from {schema}.{name} where false) "
-    shadowed = _plan(conn, for_principals(query), shadow)
-    scan = (database.schema_name, table)
-    return _scans(plan)[scan] == 1 and not _scans(shadowed)[scan]
+def _is_shadowed(conn: Connection, database: Database, reads: Iterable[str], query: str, table: str) -> bool:
+    """Whether CTEs of its tables' names take the tables' places in the query as it was given, and it names nothing else
+    of the application: so it can be run with nothing but the system's own in the search path."""
+    schema = quote(database.schema_name)
+    shadows = ", ".join(
+        f"{quote(name)} as "
+        + (
+            f"materialized (select * from {schema}.{quote(name)} where false)"
+            if name == table
+            else f"not materialized (select * from {schema}.{quote(name)})"
+        )
+        for name in reads
+    )
+    try:
+        with conn.transaction():
+            conn.execute(_PATH, (OUR_PATH,))
+            plan = _plan(conn, for_principals(query), f"with {shadows} ")
+            conn.execute(_PATH, (search_path(database.schema_name),))
+    except psycopg.ProgrammingError:
+        return False
+    return not _scans(plan)[database.schema_name, table]
 
 
 def _scans(plan: Mapping[str, Any]) -> Counter[tuple[str, str]]:

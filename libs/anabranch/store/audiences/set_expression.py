@@ -71,6 +71,8 @@ def set_audience(
             enter(conn, what, found, judged, policy, new_number(conn), sums, now_ms=now_ms)
             after = load_database(conn, database)
     except psycopg.DataError as error:
+        if expression is None:
+            raise
         raise not_for_a_row(what, error) from error
     except psycopg.errors.UndefinedTable as error:
         raise refuse(what, TableRefusal.UNKNOWN_TABLE, "the table no longer exists") from error

@@ -38,13 +38,12 @@ def set_audience_rules(
     conn: Connection,
     database: str,
     given: Mapping[str, Any],
-    now_ms: int | None = None,
     *,
     limits: RegistrationLimits | None = None,
 ) -> Database:
     """Give a database the rules ``given`` in place of those that it has: ``{"claims": {"teams": "team"}, "memberships":
     ["select …"], "write": {…}, "rls": "ROLE"}``, where ``write`` has keys of the first two names, and every key may be
-    left out. The time does not matter here.
+    left out.
 
     Raises:
         RegistrationError: UNKNOWN_DATABASE, AUDIENCE_RULES, MEMBERSHIP_QUERY, MEMBERSHIP_TABLE, RLS_ROLE or BUSY; with

@@ -4,20 +4,19 @@ strict as the policies that pulls and writes meet."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, LiteralString
+from typing import Any
 
 import psycopg
 
 from anabranch.store.catalog.databases import Database
 from anabranch.store.cells.binary_cells import quote
+from anabranch.store.group.acting import ONESELF, act_as, act_as_oneself
 
 Connection = psycopg.Connection[Any]
 
 AT_ONCE = 1_000
 """Keys that are read at a time."""
 _SHOWN, _PASSED = '"anabranch shown"', '"anabranch passed"'
-_ONESELF = ("none", "")
-_ACT: LiteralString = "select set_config('role', %s, true), set_config('request.jwt.claims', %s, true)"
 
 
 def first_hidden(
@@ -42,18 +41,18 @@ def first_hidden(
     declaring = psycopg.ClientCursor(conn)
     declaring.execute(f"declare {_SHOWN} no scroll cursor for ".encode() + select, parameters)
     acting = (database.audience_rules.rls_role, claims)
-    conn.execute(_ACT, acting)
+    act_as(conn, *acting)
     declaring.execute(f"declare {_PASSED} no scroll cursor for ".encode() + select, parameters)
     # Both are in one order, and what passes the policies is a part of what is shown.
     passed = _keys(conn, _PASSED, acting)
     expected = next(passed, None)
     hidden = None
-    for shown in _keys(conn, _SHOWN, _ONESELF):
+    for shown in _keys(conn, _SHOWN, ONESELF):
         if shown != expected:
             hidden = shown
             break
         expected = next(passed, None)
-    conn.execute(_ACT, _ONESELF)
+    act_as_oneself(conn)
     conn.execute(f"close {_SHOWN}".encode())
     conn.execute(f"close {_PASSED}".encode())
     return hidden
@@ -63,6 +62,6 @@ def _keys(conn: Connection, cursor: str, acting: tuple[str, str]) -> Iterator[tu
     """The keys of a cursor. Policies ask who reads while they run, and not when the cursor is declared."""
     rows: Sequence[Sequence[str]] = ((),)
     while rows:
-        conn.execute(_ACT, acting)
+        act_as(conn, *acting)
         rows = conn.execute(f"fetch {AT_ONCE} from {cursor}".encode()).fetchall()
         yield from map(tuple, rows)

@@ -199,7 +199,7 @@ def _begin(
     anew: bool,
 ) -> _Gathering:
     what = f'capture of table "{name}" can\'t be turned on' if anew else f'table "{name}" can\'t be synced'
-    with conn.transaction(), _clear(what):
+    with conn.transaction(), _clear(what, restricted=False):
         _limit(conn, limits)
         found = find_database(conn, what, database)
         was = found.tables[name].id if name in found.tables else None
@@ -232,7 +232,7 @@ def _read(conn: Connection, one: _Gathering, limits: RegistrationLimits) -> None
     """The sum of the rows at one moment. The lock comes first, before any query: rows that a TRUNCATE removed after the
     moment would be missing."""
     schema_name, table = one.database.schema_name, one.table
-    with conn.transaction(), _clear(one.what):
+    with conn.transaction(), _clear(one.what, restricted=one.judged[1] is not None):
         conn.execute("set transaction isolation level repeatable read, read only")
         conn.execute(f"set local lock_timeout = {min(_ATTEMPT_LOCK_MS, limits.lock_timeout_ms)}".encode())
         conn.execute(f"set local statement_timeout = {limits.statement_timeout_ms}".encode())
@@ -261,7 +261,7 @@ def _add(conn: Connection, one: _Gathering, chunks: int | None = None) -> int:
     added = 0
     turns: Iterable[int] = itertools.count() if chunks is None else range(chunks)
     for _ in turns:
-        with conn.transaction(), _clear(one.what):
+        with conn.transaction(), _clear(one.what, restricted=one.judged[1] is not None):
             taken = conn.execute(_TAKE, parameters).fetchall()
             for sign, place in ((-1, 0), (1, 1)):
                 images = [bytes(row[place]) for row in taken if row[place] is not None and not row[2]]
@@ -368,8 +368,9 @@ def _patiently(limits: RegistrationLimits, table: str, work: Callable[[], _R]) -
 
 
 @contextmanager
-def _clear(what: str) -> Iterator[None]:
-    """Turn the errors of a table that is dropped or changed meanwhile into refusals."""
+def _clear(what: str, *, restricted: bool) -> Iterator[None]:
+    """Turn the errors of a table that is dropped or changed meanwhile into refusals, and where it is ``restricted``
+    those of its audience expression."""
     try:
         yield
     except psycopg.errors.UndefinedTable as error:
@@ -377,6 +378,8 @@ def _clear(what: str) -> Iterator[None]:
     except UndecodableError as error:
         raise refuse(what, TableRefusal.BUSY, f"{error}: it was changed while its rows were read; try again") from error
     except psycopg.DataError as error:
+        if not restricted:
+            raise
         raise not_for_a_row(what, error) from error
 
 

@@ -26,6 +26,7 @@ from psycopg.types.json import Jsonb
 from ulid import ULID
 
 from anabranch.store.audiences.evaluated import EvaluationError, evaluate_anew
+from anabranch.store.audiences.rules import rules_from_json
 from anabranch.store.capture import triggers
 from anabranch.store.catalog import former_tables, writer
 from anabranch.store.catalog.databases import Database, columns_to_json, load_database
@@ -61,7 +62,7 @@ values (%s, %s, %s, %s, %s, %s)
 """
 _NOTIFY_NEW = "select pg_notify(%s, id::text) from anabranch.databases where name = %s"
 # Keeps two registrations of one database apart, without blocking inserts of rows that refer to it.
-_LOCK_DATABASE = "select name from anabranch.databases where id = %s for no key update"
+_LOCK_DATABASE = "select audience_rules from anabranch.databases where id = %s for no key update"
 _SYNCED = "select name from anabranch.synced_tables where database_id = %s"
 _INSERT_TABLE = """
 with head as (
@@ -197,6 +198,8 @@ def add_table(
             enter(conn, what, found, judged, given, new_number(conn), sums, now_ms=now_ms)
             after = load_database(conn, database)
     except psycopg.DataError as error:
+        if audience is None:
+            raise
         raise not_for_a_row(what, error) from error
     except psycopg.errors.UniqueViolation as error:
         raise _taken(what, error, table=table) from error
@@ -243,7 +246,7 @@ def enter(
         RegistrationError: NAME_CLASH; MEMBERSHIP_QUERY where a membership query that reads the table fails.
     """
     table, audience = judged
-    conn.execute(_LOCK_DATABASE, (database.id,))
+    [(rules,)] = conn.execute(_LOCK_DATABASE, (database.id,)).fetchall()
     # Also the tables that were registered while the rows were read.
     others = [name for (name,) in conn.execute(_SYNCED, (database.id,)).fetchall()]
     if clashes := list(name_clashes(table.name, others)):
@@ -269,11 +272,10 @@ def enter(
         conn.execute(_INSERT_AUDIENCE_SUMS, {"number": number, "audiences": list(sums.audiences), **of_audiences})
     triggers.install(conn, database.schema_name, table.name, database.id, number)
     writer.admit(conn, database.schema_name, table.name)
-    now = load_database(conn, database.name)
-    if any(table.name in one.tables for one in now.audience_rules.memberships):
+    if any(table.name in one.tables for one in rules_from_json(rules).memberships):
         # Its changes were not followed while it was not synced.
         try:
-            evaluate_anew(conn, now)
+            evaluate_anew(conn, load_database(conn, database.name))
         except EvaluationError as error:
             text = f"{error}; give the database other rules first (`anabranch database audiences`)"
             raise refuse(what, TableRefusal.MEMBERSHIP_QUERY, text) from error

@@ -6,10 +6,12 @@ from __future__ import annotations
 from anabranch.store.session.binary import Connection, run
 from anabranch.values.postgres_binary import text
 
-_ACT = b"""
+ACT = b"""
 select pg_catalog.set_config('role', $1::text, true), pg_catalog.set_config('request.jwt.claims', $2::text, true)
 """
-_NOBODY = "none"
+"""$1 role, $2 claims."""
+ONESELF = ("none", "")
+"""The role and the claims of the session itself."""
 
 
 def act_as(conn: Connection, role: str, claims: str) -> None:
@@ -19,9 +21,9 @@ def act_as(conn: Connection, role: str, claims: str) -> None:
     Raises:
         psycopg.Error: the session's role is no member of ``role``.
     """
-    run(conn, _ACT, [text(role), text(claims)])
+    run(conn, ACT, [text(role), text(claims)])
 
 
 def act_as_oneself(conn: Connection) -> None:
     """Act as the session's own role again."""
-    run(conn, _ACT, [text(_NOBODY), text("")])
+    act_as(conn, *ONESELF)

@@ -21,8 +21,8 @@ from weakref import WeakKeyDictionary
 import psycopg
 from psycopg.pq import ExecStatus
 
+from anabranch.store.audiences.queries import search_path
 from anabranch.store.capture.triggers import MARK_RESOLVER
-from anabranch.store.cells.binary_cells import quote
 from anabranch.store.session.binary import run
 from anabranch.values.postgres_binary import text
 
@@ -71,7 +71,7 @@ def wave(conn: Connection, schema_name: str, first: Callable[[], T], *, judged: 
         with conn.pipeline():
             run(conn, SAVEPOINT, ())
             run(conn, DEFER, ())
-            run(conn, SETTINGS, [text(f"pg_catalog, {quote(schema_name)}, public, pg_temp")])
+            run(conn, SETTINGS, [text(search_path(schema_name))])
             begun = first()
         opened = Wave(conn, begun)
         yield opened

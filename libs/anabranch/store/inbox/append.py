@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from anabranch.store.inbox.session import Session, run
 from anabranch.store.nodes.tokens import ACKNOWLEDGED, CALLS, Call, Mode, call_columns
 from anabranch.store.session.channels import INBOX_CHANNEL
-from anabranch.values import Kind, postgres_binary
+from anabranch.values import postgres_binary
 from anabranch.values.postgres_binary import Parameter
-from anabranch.values.postgres_text import array_printer
 
 LAST_CALL_IDS = 1_000
 """The most ids that a stream adds to its node's last call. A node that lost a stream's first answer has sent the
@@ -115,7 +114,7 @@ class Arrival:
     """A batch to append. ``number`` is that of its call among ``append``'s calls, 0 where the call was let in before.
     ``payload`` is empty where ``refusal`` (an ``anabranch.v1.Reason``, 0 for none) says that it is not valid: it is
     never read then. ``prev`` and ``traceparent`` are empty where there are none. ``read_audiences`` and
-    ``write_audiences``: what the caller's claims give, as ``audiences_text`` writes it; None where no rule asks them
+    ``write_audiences``: what the caller's claims give, as ``array_text`` writes it; None where no rule asks them
     (``write_audiences``: where those of reading count for writing, too). ``claims``: all of them as JSON, where
     row-level security asks for them."""
 
@@ -171,14 +170,6 @@ NO_LOAD = Load(0, 0)
 def load_of(arrivals: Sequence[Arrival]) -> Load:
     """The load that batches are."""
     return Load(len(arrivals), sum(len(arrival.payload) for arrival in arrivals))
-
-
-_print_names = array_printer(Kind.STRING)
-
-
-def audiences_text(audiences: Iterable[str]) -> str:
-    """Audiences as the text of an array: in the order of their bytes, each once."""
-    return _print_names(tuple(sorted(set(audiences))))
 
 
 NOTHING = Appended(frozenset(), frozenset(), frozenset())

@@ -71,7 +71,7 @@ def rows_at(
     audience = database.restricted.get(table.name)
     condition = "true"
     if audience is not None and seen is not None:
-        binary.run(conn, SEE, [postgres_binary.text(array_text(sorted(seen)))])
+        binary.run(conn, SEE, [postgres_binary.text(array_text(seen))])
         condition = audience.meets_seen
     with closing(scan_rows(conn, database.schema_name, table, condition=condition)) as chunks:
         for rows in chunks:

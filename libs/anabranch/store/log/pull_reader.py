@@ -35,6 +35,7 @@ from anabranch.store.audiences.rules import Membership
 from anabranch.store.audiences.viewing import MEMBERSHIPS, memberships_of
 from anabranch.store.capture.undrained import NEWEST
 from anabranch.store.cells.binary_cells import carried_type, quote
+from anabranch.store.group.acting import ACT, ONESELF
 from anabranch.store.log.pull_columns import mender, select_list
 from anabranch.store.log.reader import LoggedSum, Sums, sums_of
 from anabranch.store.log.reader_statements import AUDIENCE_SUMS, SUMS
@@ -53,8 +54,6 @@ select pg_terminate_backend(pid) from pg_stat_activity where pid = %s and applic
 _CHAIN = "select chain from anabranch.groups where database_id = $1 and position = $2 limit 1"
 _BATCH_BYTES = "adbc.postgresql.batch_size_hint_bytes"
 _BEHIND_ALL = 2**62
-_ACT = "select set_config('role', $1, true), set_config('request.jwt.claims', $2, true)"
-_ONESELF = ("none", "")
 _SETTING = "anabranch.after_{}"
 """Session settings that hold the key after which to go on: a COPY takes no parameters."""
 
@@ -221,7 +220,7 @@ class PullReader:
         try:
             if only is not None:
                 with self._conn.cursor() as cursor:
-                    cursor.execute(SEE.decode(), (array_text(sorted(only.audiences)),))
+                    cursor.execute(SEE.decode(), (array_text(only.audiences),))
                     cursor.fetchall()
                 columns += f", {only.audience.as_list} as {quote(AUDIENCE_COLUMN)}"
                 conditions.append(only.audience.meets_seen)
@@ -257,7 +256,7 @@ class PullReader:
         except StopIteration:
             self._end_table()
             if self._only is not None and self._only.acting is not None:
-                self._act(_ONESELF)
+                self._act(ONESELF)
             return None
         except (driver.Error, pa.ArrowException, OSError) as error:
             raise _judged(error) from error
@@ -274,7 +273,7 @@ class PullReader:
         assert self._conn is not None
         try:
             with self._conn.cursor() as cursor:
-                cursor.execute(AUDIENCE_SUMS.decode(), (self._database_id, array_text(sorted(audiences))))
+                cursor.execute(AUDIENCE_SUMS.decode(), (self._database_id, array_text(audiences)))
                 rows = cursor.fetchall()
         except driver.Error as error:
             raise _judged(error) from error
@@ -291,7 +290,7 @@ class PullReader:
     def _act(self, acting: tuple[str, str]) -> None:
         assert self._conn is not None
         with self._conn.cursor() as cursor:
-            cursor.execute(_ACT, acting)
+            cursor.execute(ACT.decode(), acting)
             cursor.fetchall()
 
     def _run(self, statement: str) -> None:
