@@ -56,7 +56,8 @@ def test_a_file_is_compared_by_what_its_device_may_see(here: Any) -> None:
     alice.start(background=False)
     alice.read()
     file = here.folder / "a.db"
-    assert run_verify(here, "--device", str(file)) == (0, run_verify(here, "--device", str(file))[1])
+    code, told = run_verify(here, "--device", str(file))
+    assert code == 0, told
     with closing(sqlite3.connect(file)) as conn, conn:
         # Foreign writes are refused by triggers, which stand in the way of damage, too.
         for (name,) in conn.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():

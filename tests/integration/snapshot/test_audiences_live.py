@@ -21,7 +21,11 @@ PAGES = "anabranch_log_pages_total"
 
 @pytest.fixture(scope="module")
 def rig_environment() -> dict[str, str]:
-    return {"ANABRANCH_JWT_HS256_SECRET": SECRET, "ANABRANCH_HEARTBEAT_MS": "1500"}
+    return {
+        "ANABRANCH_JWT_HS256_SECRET": SECRET,
+        "ANABRANCH_HEARTBEAT_MS": "1500",
+        "ANABRANCH_SUBSCRIBER_QUEUE_BYTES": str(2 << 20),
+    }
 
 
 def raw_stream(reader: Reader, after: int) -> Any:
@@ -188,12 +192,17 @@ def test_a_slow_subscriber_pages_and_misses_nothing(restricted: Any, jobs: Audie
     start = jobs.put(("0", "a", "z"))
     stream = viewer(restricted, "x", "a").subscribe(start)
     next(stream)
+    overflows = restricted.rig.metric("anabranch_subscriber_overflows_total", database=restricted.name)
     written = []
     for i in range(40):
         position = jobs.put((f"{i}", "ab"[i % 2], "x" * 400_000))
         if i % 2 == 0:
             written.append(position)
     last = jobs.put(("last", "a", "t"))
+    waiting.until(
+        lambda: restricted.rig.metric("anabranch_subscriber_overflows_total", database=restricted.name) > overflows,
+        why="the subscriber was never slow",
+    )
     pages = []
     for response in stream:
         if response.HasField("page"):

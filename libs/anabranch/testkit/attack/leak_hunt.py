@@ -10,7 +10,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,9 +109,7 @@ def _run(actors: Sequence[HuntDevice | Pryer], url: str, known: Known, chance: r
     with ThreadPoolExecutor(len(actors) + 1) as threads:
         running = [threads.submit(actor.run, stop) for actor in actors]
         running.append(threads.submit(write_by_sql, url, known, chance, stop))
-        until_s = time.monotonic() + seconds
-        while time.monotonic() < until_s and not any(one.done() for one in running):
-            time.sleep(0.1)
+        wait(running, seconds, return_when=FIRST_COMPLETED)
         stop.set()
         for one in running:
             one.result()
