@@ -14,6 +14,8 @@ from anabranch.client import CallFailed, FileDamaged, Progress, State, SyncedDb
 from anabranch.client.file import layout
 from anabranch.client.reading import gains
 from anabranch.client.reading.arrow_rows import Chunk
+from anabranch.testkit.memory_messages import AnswerStream
+from anabranch.v1 import snapshot_pb2
 
 
 def test_what_is_gained_is_pulled_and_nothing_else(
@@ -34,6 +36,44 @@ def test_what_is_gained_is_pulled_and_nothing_else(
     is_right(device, remote)
     (request,) = asked
     assert [(r.table, list(r.audiences)) for r in request.required] == [("job", ["team:b"])]
+
+
+def test_gained_rows_that_are_ahead_of_the_log_are_compared_once_it_has_them(
+    opened: Open, remote: Teams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A table with changes by SQL that are not in the log yet ends at the position where they are, and without sums."""
+    device = opened()
+    device.read()
+    pull, pulls = remote.pull, list[Any]()
+
+    def drained_meanwhile(request: Any) -> Any:
+        pulls.append(request)
+        for response in pull(request):
+            if not response.done:
+                yield response
+                continue
+            of_moment = snapshot_pb2.PullResponse()
+            of_moment.CopyFrom(response)
+            of_moment.ClearField("done")
+            of_moment.ClearField("sums")
+            of_moment.ClearField("audiences")
+            of_moment.resume = b"z"
+            yield of_moment
+            remote.set("j4", title="by SQL")
+            yield snapshot_pb2.PullResponse(
+                table=response.table,
+                done=True,
+                as_of=remote.position(remote.server.head),
+                audiences=response.audiences,
+                state=remote.state(),
+            )
+
+    monkeypatch.setattr(remote, "pull", lambda request: AnswerStream(drained_meanwhile(request)))
+    remote.member_of("a", "b")
+    device.read()
+    is_right(device, remote)
+    assert len(pulls) == 1, "the whole table was pulled"
+    assert device.verify() == ()
 
 
 def test_a_pull_of_gained_rows_that_is_cut_goes_on_where_it_was(opened: Open, remote: Teams) -> None:
