@@ -90,7 +90,6 @@ class ChangeServicer:
             reading = await snapshot.log.read(database, place, max_bytes, known=known, resumed=resumed)
             # Read after the page: a table that has not changed since has had the same sum there.
             sums = (await snapshot.log.sums(database)).open_rows
-            seen = b""
         else:
             page = await snapshot.viewers.read(viewer, place, max_bytes, known=known, resumed=resumed, seen=seen)
             reading, seen = page.reading, digest(page.audiences)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from anabranch.runtime import metrics
 from anabranch.store.audiences.principals import Change
+from anabranch.store.audiences.viewing import apply
 from anabranch_snapshot.log import Log, Reading
 from anabranch_snapshot.passages import Passage
 from anabranch_snapshot.subscriber import Shared, Subscriber
@@ -38,12 +39,11 @@ class Member:
         passage = piece.passage
         own = piece.changes_of(self.viewer.principal)
         coming = {position: change for position, change in own.items() if position > self.settled}
-        changes, _ = self.viewer.changes(self.memberships, coming)
-        eye = Eye(self.audiences, changes, self.viewer.node_id)
+        eye = Eye(self.audiences, self.viewer.changes(self.memberships, coming), self.viewer.node_id)
         for position, change in coming.items():
             # A group that goes on changes them again in its next part, from where they were.
             if position <= passage.settled:
-                _, self.memberships = self.viewer.changes(self.memberships, {position: change})
+                self.memberships = apply(self.memberships, change)
         self.settled = max(self.settled, passage.settled)
         if coming:
             self.audiences = self.viewer.audiences(self.memberships)

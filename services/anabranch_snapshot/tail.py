@@ -63,6 +63,10 @@ class Piece(Sized, Protocol):
     def start(self) -> Place:
         """Where it begins."""
 
+    @property
+    def end(self) -> Place:
+        """Where it ends."""
+
 
 P = TypeVar("P", bound=Piece)
 
@@ -208,9 +212,9 @@ class TailOf(ABC, Generic[P]):
         with span("deliver", parent=traces[0] if traces else None, links=traces[1:]):
             yield (current_traceparent() or "") if traces else ""
 
-    def _keep(self, piece: P, end: Place) -> None:
-        """Note that the tail has got to ``end``, by a piece."""
-        self._place = end
+    def _keep(self, piece: P) -> None:
+        """Note that the tail has got to the end of a piece."""
+        self._place = piece.end
         self._recent.append(piece)
         self._recent_bytes += len(piece)
         while self._recent_bytes > self._settings.recent_pages_bytes:
@@ -276,7 +280,7 @@ class Tail(TailOf[Shared]):
             response = to_response(self._log, self.database, reading, traceparent)
             metrics.count("anabranch_log_pages", database=self.database.name)
             shared = Shared(place, reading.place, response, reading.known)
-            self._keep(shared, reading.place)
+            self._keep(shared)
             self._offer(shared)
             self._delivered(reading.stretch)
         return True

@@ -69,11 +69,8 @@ class Viewer:
         """Whether its node holds just these."""
         return self.held == (digest(audiences) if self.held or audiences else b"")
 
-    def changes(
-        self, memberships: frozenset[str], changes: Mapping[int, Change]
-    ) -> tuple[tuple[SetChange, ...], frozenset[str]]:
-        """How its audiences change, from where queries give it ``memberships``, by changes of these; and what they
-        give it then."""
+    def changes(self, memberships: frozenset[str], changes: Mapping[int, Change]) -> tuple[SetChange, ...]:
+        """How its audiences change, from where queries give it ``memberships``, by changes of these."""
         found: list[SetChange] = []
         for position, change in changes.items():
             after = apply(memberships, change)
@@ -81,7 +78,7 @@ class Viewer:
             if was != is_now:
                 found.append(SetChange(position, is_now - was, was - is_now))
             memberships = after
-        return tuple(found), memberships
+        return tuple(found)
 
 
 def viewer_of(database: Database, principal: Principal, state: position_pb2.NodeState) -> Viewer:
@@ -208,8 +205,8 @@ class Viewers:
                     errors_pb2.REASON_INVALID_TOKEN, "page_token was given to a node with other audiences: start again"
                 )
             within = {position: one for position, one in standing.changes.items() if position <= passage.up_to}
-            changes, _ = viewer.changes(standing.audiences, within)
-            visible = visible_page(passage, Eye(audiences, changes, viewer.node_id))
+            eye = Eye(audiences, viewer.changes(standing.audiences, within), viewer.node_id)
+            visible = visible_page(passage, eye)
             reading = Reading(visible.page, passage.end, passage.stretch, passage.end != start)
             if not visible.is_empty or passage.stretch.exhausted or not left:
                 break
@@ -218,8 +215,10 @@ class Viewers:
         if first and not viewer.holds(audiences):
             reading.page.audiences.values.extend(sorted(audiences))
             reading.page.audiences.SetInParent()
-        settled = {position: one for position, one in within.items() if position <= passage.settled}
-        _, memberships = viewer.changes(standing.audiences, settled)
+        memberships = standing.audiences
+        for position, change in within.items():
+            if position <= passage.settled:
+                memberships = apply(memberships, change)
         return Seen(reading, memberships, viewer.audiences(memberships))
 
     async def sums(self, viewer: Viewer, page: Seen) -> list[LoggedSum]:

@@ -89,7 +89,7 @@ class ViewersTail(TailOf[PassagePiece]):
         changes = await self._changes(passage)
         with self._delivering() as traceparent:
             piece = PassagePiece(self._log, passage, changes, traceparent)
-            self._keep(piece, piece.end)
+            self._keep(piece)
             self._fan_out(piece)
             self._delivered(passage.stretch)
         return True

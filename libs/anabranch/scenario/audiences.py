@@ -81,11 +81,16 @@ def _set(world: World, given: SetSpec, node: Node) -> set[str]:
     return {audience for (audience,) in rows if audience}
 
 
+def server_cells(world: World, table: Table) -> Sequence[Sequence[Any]]:
+    """The rows that the server has, as cells."""
+    return _cells(world, table, _selected(world, table))
+
+
 def visible_cells(world: World, node: Node, table: Table) -> Sequence[Sequence[Any]]:
     """The rows of a table that a node may see, as cells."""
     expression = expression_of(world, table.name)
     if expression is None:
-        return _cells(world, table, _selected(world, table))
+        return server_cells(world, table)
     statement = f"{_selected(world, table)} cross join lateral (select to_jsonb(coalesce({expression}))) a(value)"
     statement += f" where exists (select from ({_OF_ROW}) o(audience) where {_REMEMBERED} ? o.audience)"
     audiences = sorted(read_set(world, node))

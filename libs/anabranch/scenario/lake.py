@@ -10,7 +10,8 @@ from typing import Any
 from anabranch.columnar.lake import LakeError
 from anabranch.columnar.row_states import Row
 from anabranch.runtime.compactor_job import program
-from anabranch.scenario.rows import differences, server_cells
+from anabranch.scenario.audiences import server_cells
+from anabranch.scenario.rows import differences
 from anabranch.scenario.world import FellShortError, World
 from anabranch.store.lake import compactions
 from anabranch.store.lake.source import open_lake

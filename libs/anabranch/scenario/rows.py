@@ -11,8 +11,7 @@ from anabranch.scenario.audiences import visible_cells
 from anabranch.scenario.cells import accepted, encoded, to_text
 from anabranch.scenario.node import Node
 from anabranch.scenario.world import FellShortError, World
-from anabranch.store.cells.binary_cells import quote, read_expression, row_loader
-from anabranch.store.session import binary
+from anabranch.store.cells.binary_cells import quote
 from anabranch.values import Kind, Table
 from anabranch.values.canonical import RowEncoder
 from anabranch.values.sqlite import RowCodec
@@ -157,12 +156,3 @@ def _row_text(row: Sequence[Any] | None) -> str:
 def _by_key(table: Table, rows: Sequence[Sequence[Any]]) -> dict[str, _Row]:
     encode = RowEncoder(table).encode
     return {json.dumps([str(row[i]) for i in table.key_index]): (encode(row), row) for row in rows}
-
-
-def server_cells(world: World, table: Table) -> Sequence[Sequence[Any]]:
-    """The rows that the server has, as cells."""
-    columns = ", ".join(read_expression(column, "t") for column in table.columns)
-    cursor = binary.cursor(world.conn)
-    statement = f"select {columns} from {world.name}.{quote(table.name)} t"
-    cursor.execute(statement.encode(), prepare=False, binary=True)
-    return row_loader(table.columns)(cursor.fetchall())

@@ -417,7 +417,9 @@ class PullResponse(_message.Message):
 
     @_builtins.property
     def sums(self) -> _containers.RepeatedCompositeFieldContainer[_position_pb2.TableSum]:
-        """With done of a restricted table: in place of sum, the sums of each of the audiences."""
+        """With done of a restricted table: in place of sum, the sums of each of the audiences whose rows are sent; left out
+        where earlier chunks show rows that the log has only at as_of.
+        """
 
     def __init__(
         self,

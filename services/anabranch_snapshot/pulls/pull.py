@@ -194,7 +194,8 @@ async def _table(
         yield response, memoryview(b"")
         return
     if only is not None and sight is not None:
-        found = await session.start(lambda: reader.audience_sums(table, sight.audiences))
+        sent = only.audiences
+        found = await session.start(lambda: reader.audience_sums(table, sent))
         response = snapshot_pb2.PullResponse(table=table.name, rows_done=rows_done, done=True, as_of=as_of)
         response.audiences.CopyFrom(_message(sight.audiences))
         response.sums.extend(map(to_sum, found))

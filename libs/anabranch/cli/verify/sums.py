@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterable, Mapping
 from contextlib import closing
 
-from anabranch.store.audiences.row_audiences import audiences_of
+from anabranch.store.audiences.row_audiences import RowAudiences, audiences_of
 from anabranch.store.catalog.databases import Database
 from anabranch.store.catalog.sums import RowSums, sum_to_bytes
 from anabranch.store.log.moment import rows_at
@@ -20,11 +20,12 @@ def stored_sums(conn: Session, database: Database, table: Table) -> RowSums:
     ``moment.rows_at``."""
     sums, row_hash = RowSums(), RowEncoder(table).hash
     audience = database.restricted.get(table.name)
+    of_table = None if audience is None else RowAudiences(table, audience)
     with closing(rows_at(conn, database, table)) as chunks:
         for rows in chunks:
             of_rows: Iterable[Iterable[str]] = itertools.repeat(())
-            if audience is not None:
-                of_rows = audiences_of(conn, table, audience, rows)
+            if of_table is not None:
+                of_rows = audiences_of(conn, of_table, rows)
             for row, audiences in zip(rows, of_rows, strict=False):
                 sums.add(row_hash(row), audiences)
     return sums

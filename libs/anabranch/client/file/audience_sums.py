@@ -9,7 +9,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterable, Mapping
 
-from anabranch.client.file.sets import change_in
+from anabranch.client.file.sets import change_in, select_in
 from anabranch.values.canonical import SUM_MODULUS
 
 NO_ROWS = (0, 0)
@@ -26,15 +26,9 @@ def complete(conn: sqlite3.Connection, table: str) -> frozenset[str]:
 def add(conn: sqlite3.Connection, table: str, changes: Mapping[str, tuple[int, int]]) -> None:
     """Change the kept sums of a table: by audience, how many rows came, and the change of their hashes' sum. Audiences
     that are not complete are left out."""
-    kept = {
-        audience: (count, digest)
-        for audience, count, digest in conn.execute(
-            "SELECT audience, count, hash FROM _db_audience_sums WHERE tbl = ?", (table,)
-        )
-        if audience in changes
-    }
+    query = "SELECT audience, count, hash FROM _db_audience_sums WHERE tbl = ? AND audience IN {in}"
     changed = []
-    for audience, (count, digest) in kept.items():
+    for audience, count, digest in select_in(conn, query, changes, (table,)):
         rows, more = changes[audience]
         changed.append((count + rows, as_bytes(int.from_bytes(digest, "big") + more), table, audience))
     conn.executemany("UPDATE _db_audience_sums SET count = ?, hash = ? WHERE tbl = ? AND audience = ?", changed)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import sqlite3
 
 from anabranch.client.errors import FileDamaged
-from anabranch.client.file import guards, layout
+from anabranch.client.file import audience_sums, guards, layout
 from anabranch.client.file.believed import believed
 from anabranch.client.file.device_table import DeviceTable, quote, table_of
 from anabranch.client.logs import get_logger
@@ -69,7 +69,7 @@ def _make_anew(conn: sqlite3.Connection, table: DeviceTable) -> None:
     guards.put(conn, table.name)
     conn.execute("DELETE FROM _db_base WHERE tbl = ?", (table.name,))
     conn.execute("DELETE FROM _db_row_audiences WHERE tbl IN (?, ?)", (table.name, staged))
-    conn.execute("DELETE FROM _db_audience_sums WHERE tbl = ?", (table.name,))
+    audience_sums.clear(conn, table.name)
     conn.execute(
         """UPDATE _db_tables SET stage = CASE stage WHEN 'new' THEN 'new' ELSE 'aside' END, reason = ?,
            pull_first_ms = NULL, pull_last_ms = NULL, pull_epoch = '', pull_token = x'', pull_resume = x'',

@@ -10,9 +10,7 @@ from anabranch.client.file.device_file import Tx
 from anabranch.client.file.device_table import DeviceTable
 from anabranch.client.file.row_audiences import NOBODYS
 from anabranch.values import Cell
-from anabranch.values.canonical import SUM_MODULUS
 
-_HASH_BYTES = 16
 Base = tuple[Cell, ...] | None
 """A base image: the row's cells, or None where the base has no such row."""
 
@@ -29,11 +27,8 @@ class Changed(NamedTuple):
 def add_to_sum(tx: Tx, table: str, rows: int, hash_change: int) -> None:
     """Change a table's kept sum."""
     count, data = tx.conn.execute("SELECT count, hash FROM _db_tables WHERE name = ?", (table,)).fetchone()
-    total = (int.from_bytes(data, "big") + hash_change) % SUM_MODULUS
-    tx.conn.execute(
-        "UPDATE _db_tables SET count = ?, hash = ? WHERE name = ?",
-        (count + rows, total.to_bytes(_HASH_BYTES, "big"), table),
-    )
+    total = audience_sums.as_bytes(int.from_bytes(data, "big") + hash_change)
+    tx.conn.execute("UPDATE _db_tables SET count = ?, hash = ? WHERE name = ?", (count + rows, total, table))
 
 
 def sum_up(tx: Tx, table: DeviceTable, changed: Sequence[Changed]) -> None:

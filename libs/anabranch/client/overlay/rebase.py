@@ -104,11 +104,11 @@ def rebase(
     parts_of = pendings.load(tx, table.name, keys) if overlay else {}
     bases = read_bases(tx.conn, table, keys) if overlay else {}
     load, store, same = table.codec.load, table.codec.store, table.codec.same
-    complete = audience_sums.complete(tx.conn, table.name) if table.restricted else None
     changed: list[Changed] = []
     writes, deletes = list[tuple[Any, ...]](), list[tuple[Any, ...]]()
     kept: list[tuple[str, Base]] = []
-    dropped, missing = list[str](), list[str]()
+    dropped = list[str]()
+    lacking: list[tuple[str, frozenset[str] | None]] = []
     for key, stored_key in keys.items():
         old_stored = shown_rows.get(key)
         patch = patches.get(key)
@@ -116,13 +116,9 @@ def rebase(
         new_base = old_base
         if patch is not None:
             new_base = patch.row if patch.row is not None else _changed(old_base, patch.changes)
-            lacking = old_base is None and patch.row is None and patch.changes is not None
-            if (
-                lacking
-                and patch.position > lenient_ms
-                and (complete is None or not complete.isdisjoint(patch.audiences or ()))
-            ):
-                missing.append(key)
+            is_changed = patch.row is None and patch.changes is not None
+            if is_changed and old_base is None and patch.position > lenient_ms:
+                lacking.append((key, patch.audiences))
             changed.append(Changed(key, old_base, new_base, patch.audiences))
         if parts := parts_of.get(key):
             if key not in bases or patch is not None:
@@ -144,7 +140,10 @@ def rebase(
     _show(tx, table, writes, deletes)
     _keep(tx, table, kept, dropped)
     sum_up(tx, table, changed)
-    return missing
+    if not lacking or not table.restricted:
+        return [key for key, _ in lacking]
+    complete = audience_sums.complete(tx.conn, table.name)
+    return [key for key, whose in lacking if not complete.isdisjoint(whose or ())]
 
 
 def _changed(base: Base, changes: Mapping[int, Cell] | None) -> Base:

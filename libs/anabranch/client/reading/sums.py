@@ -19,6 +19,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 
 from anabranch.client.events import State
+from anabranch.client.file import audience_sums
 from anabranch.client.file.believed import UNREADABLE
 from anabranch.client.file.device_file import DeviceFile, Tx
 from anabranch.client.file.device_table import DeviceTable
@@ -218,5 +219,5 @@ def _verified(file: DeviceFile, name: str, drift: _Drift, why: str, now_ms: int)
 
 def keep(tx: Tx, name: str, count: int, total: int) -> None:
     """Keep ``count`` and ``total`` as the sum of a table's base rows."""
-    digest = (total % SUM_MODULUS).to_bytes(16, "big")
+    digest = audience_sums.as_bytes(total)
     tx.conn.execute("UPDATE _db_tables SET count = ?, hash = ? WHERE name = ?", (count, digest, name))

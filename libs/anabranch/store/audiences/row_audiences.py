@@ -133,10 +133,9 @@ class RowAudiences:
         return text
 
 
-def audiences_of(conn: Connection, table: Table, audience: Audience, rows: Sequence[Sequence[Cell]]) -> list[Audiences]:
+def audiences_of(conn: Connection, audiences: RowAudiences, rows: Sequence[Sequence[Cell]]) -> list[Audiences]:
     """The audiences of each of the rows, in their order; no table is read. Raises psycopg.DataError where the
     expression fails for a row."""
-    audiences = RowAudiences(table, audience)
     found: list[Audiences] = []
     for first in range(0, len(rows), AT_ONCE):
         some = rows[first : first + AT_ONCE]

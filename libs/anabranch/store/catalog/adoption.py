@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from anabranch.store.audiences.row_audiences import audiences_of
+from anabranch.store.audiences.row_audiences import RowAudiences, audiences_of
 from anabranch.store.catalog.databases import Database
 from anabranch.store.catalog.registration import tell
 from anabranch.store.catalog.sums import scan_sums, sum_to_bytes
@@ -89,13 +89,14 @@ def adopt(conn: Connection, database: Database, table: Table, found: Sequence[Co
     audience = database.restricted.get(table.name)
     sums = scan_sums(conn, database.schema_name, table, audience)
     row_hash = RowEncoder(table).hash
+    of_table = None if audience is None else RowAudiences(table, audience)
     for sign, rows in (
         (1, [one.logged for one in found if one.logged is not None]),
         (-1, [one.stored for one in found if one.stored is not None]),
     ):
         of_rows: Iterable[Iterable[str]] = itertools.repeat(())
-        if audience is not None:
-            of_rows = audiences_of(conn, table, audience, rows)
+        if of_table is not None:
+            of_rows = audiences_of(conn, of_table, rows)
         for row, audiences in zip(rows, of_rows, strict=False):
             sums.add(row_hash(row), audiences, sign)
     if found:

@@ -30,7 +30,7 @@ import psycopg
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random
 
 from anabranch.store.audiences.expression import Audience
-from anabranch.store.audiences.row_audiences import audiences_of
+from anabranch.store.audiences.row_audiences import RowAudiences, audiences_of
 from anabranch.store.capture import triggers
 from anabranch.store.capture.rows import UndecodableError, decode
 from anabranch.store.catalog.databases import Database, load_database
@@ -257,6 +257,7 @@ def _add(conn: Connection, one: _Gathering, chunks: int | None = None) -> int:
     most chunks of them; where it is None, the caller keeps writers out, so that there is an end."""
     schema_name, table, audience = one.database.schema_name, one.table, one.audience
     row_hash = RowEncoder(table).hash
+    of_table = None if audience is None else RowAudiences(table, audience)
     parameters = {"database": -one.database.id, "number": one.number, "most": _CHUNK, "moment": one.moment}
     added = 0
     turns: Iterable[int] = itertools.count() if chunks is None else range(chunks)
@@ -267,8 +268,8 @@ def _add(conn: Connection, one: _Gathering, chunks: int | None = None) -> int:
                 images = [bytes(row[place]) for row in taken if row[place] is not None and not row[2]]
                 rows = decode(conn, schema_name, table, images)
                 of_rows: Iterable[Iterable[str]] = itertools.repeat(())
-                if audience is not None:
-                    of_rows = audiences_of(conn, table, audience, rows)
+                if of_table is not None:
+                    of_rows = audiences_of(conn, of_table, rows)
                 for cells, audiences in zip(rows, of_rows, strict=False):
                     one.sum.add(row_hash(cells), audiences, sign)
         added += len(taken)
