@@ -18,9 +18,10 @@ import structlog
 
 from anabranch import faults
 from anabranch.runtime import telemetry
+from anabranch.runtime.calls.streams import current_stream
 from anabranch.runtime.config import ServiceSettings
 from anabranch.runtime.credentials.principal import require_admin, require_database
-from anabranch.runtime.errors import abort
+from anabranch.runtime.errors import CallError, abort
 from anabranch.runtime.server import main
 from anabranch.runtime.service import Service, ServiceContext
 from anabranch.v1 import change_pb2, change_pb2_grpc, errors_pb2, position_pb2
@@ -29,10 +30,11 @@ NAME = "anabranch.v1.ChangeService"
 HEARTBEAT_S = 0.05
 SECRET = "a value that nobody may see"
 UNDER_WAY = "a slow call is under way"
-RAISES, NEEDS_ADMIN, IS_SLOW, ABORTS, DIES, PAUSES, ASKS_POSTGRES, FLOODS, HOLDS_POSTGRES = range(1, 10)
+RAISES, NEEDS_ADMIN, IS_SLOW, ABORTS, DIES, PAUSES, ASKS_POSTGRES, FLOODS, HOLDS_POSTGRES, ENDS = range(1, 11)
 """Values of ``after``: an unforeseen exception, an admin call, ``max_bytes`` milliseconds of work (logged), a listed
 failure, the fault point ``before_answer``, a stream that falls silent, a statement in the pool, a stream as fast as it
-is read, a statement of ``max_bytes`` milliseconds in the pool."""
+is read, a statement of ``max_bytes`` milliseconds in the pool, a stream that is ended from outside while its first
+message begins to be sent."""
 
 Context = grpc.aio.ServicerContext[Any, Any]
 _log = structlog.get_logger()
@@ -90,6 +92,11 @@ class EchoServicer(change_pb2_grpc.ChangeServiceServicer):
     ) -> AsyncIterator[change_pb2.SubscribeResponse]:
         """Heartbeats without end."""
         require_database(request.db_name)
+        if request.after == ENDS:
+            stream = current_stream()
+            assert stream is not None
+            failure = CallError(errors_pb2.REASON_OVERLOADED, "ended as it began")
+            asyncio.get_running_loop().call_soon(stream.end, failure)
         while True:
             yield change_pb2.SubscribeResponse()
             while request.after == FLOODS:

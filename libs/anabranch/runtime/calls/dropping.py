@@ -3,7 +3,8 @@
 gRPC keeps what was written to a call until its caller has taken it, and a status waits behind that. It has no way to
 end a call from here but to let go of it: a call that nothing refers to any more is reset, and what was kept for it is
 freed. Two tasks of gRPC's refer to it: one that waits for the call's end, and one, begun by the first, that runs the
-handler. So a task is noted with the one that began it, and both are cancelled.
+handler. So a task is noted with the one that began it, and both are cancelled. gRPC itself keeps the last call that
+came: if it is that one, it is reset when the next one comes.
 """
 
 from __future__ import annotations

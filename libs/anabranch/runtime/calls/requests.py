@@ -28,6 +28,8 @@ MOST_FIELDS = 20_000
 """Fields of one request. The largest that devices send are 10,000 ids beside 1,000 envelopes."""
 UNCOUNTED_BYTES = 1_024
 """A request up to this size takes less than the call around it, whatever it holds."""
+METADATA_S = 5.0
+"""Seconds in which a connection takes the initial metadata of a stream that is ended."""
 _SHARE = 2
 
 
@@ -152,9 +154,18 @@ async def serve_stream(behaviour: Behaviour, request: Any, context: Context) -> 
     async with contextlib.aclosing(behaviour(request, context)) as responses:
         async for response in responses:
             if not begun:
-                # By itself: gRPC notes that it was sent when the first message was taken, and would send it once more,
-                # and fail, with the status of a stream that ends before.
-                await context.send_initial_metadata(())
+                await _send_metadata(context)
                 begun = True
             await context.write(response)
     return None
+
+
+async def _send_metadata(context: Context) -> None:
+    """Send the initial metadata before the first message, and to the end also where the stream is ended meanwhile. gRPC
+    notes only afterwards that it was sent: the status would carry it once more, fail, and never reach the caller."""
+    sending = asyncio.ensure_future(context.send_initial_metadata(()))
+    try:
+        await asyncio.shield(sending)
+    except asyncio.CancelledError:
+        await asyncio.wait({sending}, timeout=METADATA_S)
+        raise
