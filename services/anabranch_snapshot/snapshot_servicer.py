@@ -59,8 +59,10 @@ class SnapshotServicer:
         database = await self._fresh(request.db_name, request.node_state)
         wanted = _wanted(database, request.required)
         principal = require_database(request.db_name)
-        served = await choose_source(snapshot, database, wanted, request.node_state, principal.subject)
-        if served is not None:
+        viewer = await self._viewer(database, request.node_state)
+        chosen = await choose_source(snapshot, database, wanted, request.node_state, principal.subject, viewer)
+        if chosen is not None:
+            served, seen = chosen
             state = snapshot.log.state(
                 database, served.found.head, served.found.head_chain, served.found.floor, served.found.schema_version
             )
@@ -70,6 +72,7 @@ class SnapshotServicer:
                 database,
                 wanted,
                 served,
+                seen,
                 state,
                 lambda error: snapshot.bases.broke(database, served, error),
             )
@@ -95,7 +98,6 @@ class SnapshotServicer:
             snapshot.nodes.note(database, principal.subject, request.node_state.node, earliest, pulled=True)
             return snapshot.log.state(database, moment.head, moment.chain, moment.floor, moment.schema_version)
 
-        viewer = await self._viewer(database, request.node_state)
         chunks = pull(
             snapshot.turns, snapshot.settings, database, wanted, snapshot.viewers, viewer, past.positions, began
         )

@@ -152,6 +152,15 @@ class Viewers:
         self._log.require_version(database, found.schema_version)
         return found
 
+    async def seen_since(self, viewer: Viewer, position: int) -> frozenset[str] | None:
+        """The audiences of a viewer at a position; None where that is not known, or where it has lost one of them
+        since. Raises as ``memberships``."""
+        found = await self.memberships(viewer, position)
+        if viewer.has_memberships and found.learned_ms >= position:
+            return None
+        seen = viewer.audiences(found.audiences)
+        return seen if seen <= viewer.audiences(found.at_head) else None
+
     def now(self, viewer: Viewer, memberships: frozenset[str] | None) -> frozenset[str]:
         """The audiences of a viewer in a moment in which ``memberships`` were read for it. Raises CallError UNAVAILABLE
         where its principal was not known there."""

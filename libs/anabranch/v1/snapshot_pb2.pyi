@@ -380,6 +380,7 @@ class PullResponse(_message.Message):
     STATE_FIELD_NUMBER: _builtins.int
     AUDIENCES_FIELD_NUMBER: _builtins.int
     SUMS_FIELD_NUMBER: _builtins.int
+    WITHOUT_SUMS_FIELD_NUMBER: _builtins.int
     table: _builtins.str
     """The table's name."""
     arrow_ipc: _builtins.bytes
@@ -399,6 +400,10 @@ class PullResponse(_message.Message):
     """Whether the table is complete with this chunk."""
     resume: _builtins.bytes
     """For RequiredTable.resume; empty when done."""
+    without_sums: _builtins.bool
+    """With done of a restricted table: whether sums says nothing, because earlier chunks show rows that the log has only at
+    as_of, or because nobody has summed up the rows of as_of by audience. The next pages' sums do.
+    """
     @_builtins.property
     def as_of(self) -> _position_pb2.Position:
         """The moment that this chunk shows."""
@@ -417,8 +422,8 @@ class PullResponse(_message.Message):
 
     @_builtins.property
     def sums(self) -> _containers.RepeatedCompositeFieldContainer[_position_pb2.TableSum]:
-        """With done of a restricted table: in place of sum, the sums of each of the audiences whose rows are sent; left out
-        where earlier chunks show rows that the log has only at as_of.
+        """With done of a restricted table: in place of sum, the sums of each of the audiences whose rows are sent; one without
+        rows is left out.
         """
 
     def __init__(
@@ -435,10 +440,11 @@ class PullResponse(_message.Message):
         state: _position_pb2.ServerState | None = ...,
         audiences: _change_pb2.Audiences | None = ...,
         sums: _abc.Iterable[_position_pb2.TableSum] | None = ...,
+        without_sums: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["as_of", b"as_of", "audiences", b"audiences", "state", b"state", "sum", b"sum"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrow_ipc", b"arrow_ipc", "arrow_ipc_incomplete", b"arrow_ipc_incomplete", "as_of", b"as_of", "audiences", b"audiences", "done", b"done", "resume", b"resume", "rows_done", b"rows_done", "state", b"state", "sum", b"sum", "sums", b"sums", "table", b"table"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrow_ipc", b"arrow_ipc", "arrow_ipc_incomplete", b"arrow_ipc_incomplete", "as_of", b"as_of", "audiences", b"audiences", "done", b"done", "resume", b"resume", "rows_done", b"rows_done", "state", b"state", "sum", b"sum", "sums", b"sums", "table", b"table", "without_sums", b"without_sums"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -51,7 +51,8 @@ class Why(StrEnum):
     RESUMED = "resumed"
     """It goes on from where a pull of rows from Postgres broke."""
     RESTRICTED = "restricted"
-    """A node sees some rows only of one of its tables."""
+    """Of one of its tables the node sees some rows only, and which ones can't be told of the base: see
+    ``pull_source``."""
     NONE = "none"
     """Nothing is published in this epoch, or the policy says never."""
     OLD = "old"

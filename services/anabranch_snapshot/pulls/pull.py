@@ -143,11 +143,7 @@ async def _table(
         only = Only(audience, sight.of(wanted), sight.viewer.acting)
         seen = digest(only.audiences)
     before = wanted.progress or PullProgress(None, 0, shown.position, shown, seen)
-    if before.seen != seen:
-        raise CallError(
-            errors_pb2.REASON_INVALID_TOKEN,
-            f"other rows of {table.name!r} are seen than when this pull began: pull that table from its start",
-        )
+    require_same(table, before, seen)
     key, rows_done = before.key, before.rows_done
     progress = replace(before, last=shown)
 
@@ -190,14 +186,15 @@ async def _table(
             # Rows were read of the moment's audiences. Those that came since are not among them, and those that went
             # are no longer seen at this position.
             then = await sight.viewers.memberships(sight.viewer, drained.position)
-            response.audiences.CopyFrom(_message(sight.audiences & sight.viewer.audiences(then.audiences)))
+            response.audiences.CopyFrom(to_message(sight.audiences & sight.viewer.audiences(then.audiences)))
+            response.without_sums = True
         yield response, memoryview(b"")
         return
     if only is not None and sight is not None:
         sent = only.audiences
         found = await session.start(lambda: reader.audience_sums(table, sent))
         response = snapshot_pb2.PullResponse(table=table.name, rows_done=rows_done, done=True, as_of=as_of)
-        response.audiences.CopyFrom(_message(sight.audiences))
+        response.audiences.CopyFrom(to_message(sight.audiences))
         response.sums.extend(map(to_sum, found))
         yield response, memoryview(b"")
         return
@@ -207,5 +204,15 @@ async def _table(
     yield response, memoryview(b"")
 
 
-def _message(audiences: frozenset[str]) -> change_pb2.Audiences:
+def require_same(table: Table, before: PullProgress, seen: bytes) -> None:
+    """Check that a pull of a table goes on with the audiences that it began with. Raises CallError INVALID_TOKEN."""
+    if before.seen != seen:
+        raise CallError(
+            errors_pb2.REASON_INVALID_TOKEN,
+            f"other rows of {table.name!r} are seen than when this pull began: pull that table from its start",
+        )
+
+
+def to_message(audiences: frozenset[str]) -> change_pb2.Audiences:
+    """Audiences as a response says them."""
     return change_pb2.Audiences(values=sorted(audiences))

@@ -1,4 +1,5 @@
-"""The verb of Pull from Parquet: whole tables of one moment, of a published base; Postgres has no part in it.
+"""The verb of Pull from Parquet: whole tables of one moment, of a published base; Postgres's tables have no part in it.
+Of a restricted table the rows are picked that the caller sees there (``seen_rows``), and without sums by audience.
 
 A pull waits for its turn like any other, has one chunk ahead, and is cut off like any other, its turn given back, where
 its client takes nothing for ``pull_stall_ms``. It holds no transaction, so that nothing else ends it but a file that is
@@ -18,44 +19,77 @@ from anabranch.columnar.evidence import EvidenceError
 from anabranch.runtime import metrics
 from anabranch.runtime.errors import CallError
 from anabranch.store.catalog.databases import Database
+from anabranch.store.log.pull_reader import PullSource
+from anabranch.store.session.engine import Session
 from anabranch.v1 import errors_pb2, position_pb2, snapshot_pb2
+from anabranch.values import Table
 from anabranch_snapshot.config import SnapshotSettings
 from anabranch_snapshot.pages import to_position
 from anabranch_snapshot.pulls.bases import Served
-from anabranch_snapshot.pulls.pull import Wanted
+from anabranch_snapshot.pulls.pull import Wanted, require_same, to_message
 from anabranch_snapshot.pulls.pull_responses import Response, in_parts, with_ipc
 from anabranch_snapshot.pulls.pull_session import PullSession
 from anabranch_snapshot.pulls.resume_tokens import BasePlace, PullProgress, to_token
+from anabranch_snapshot.pulls.seen_rows import SeenRows
 from anabranch_snapshot.pulls.turns import Turns
+from anabranch_snapshot.viewers import digest
 
 _Chunk = tuple[pa.RecordBatch, memoryview, RowPlace]
 
 
 class _Rows:
-    """The reader of a session: reads the rows of a base, one table after the other."""
+    """The reader of a session: reads the rows of a base, one table after the other. ``pid`` is the process of its
+    session with Postgres, once there is one."""
 
-    pid: int | None = None
-
-    def __init__(self, served: Served, batch_bytes: int) -> None:
+    def __init__(self, database: Database, served: Served, seen: frozenset[str], source: PullSource) -> None:
+        self._database = database
         self._served = served
-        self._batch_bytes = batch_bytes
+        self._seen = seen
+        self._source = source
         self._batches: Generator[tuple[pa.RecordBatch, RowPlace], None, None] | None = None
+        self._seen_rows: SeenRows | None = None
+        self._session: Session | None = None
+        self.pid: int | None = None
 
-    def first(self, table: str, after: RowPlace) -> _Chunk | None:
-        """The first chunk of a table after a place. Raises EvidenceError."""
-        self.close()
-        self._batches = self._served.base.reader(table, self._batch_bytes).batches(after)
+    def first(self, table: Table, after: RowPlace) -> _Chunk | None:
+        """The first chunk of a table after a place. Raises EvidenceError, psycopg.Error."""
+        self._end_table()
+        audience = self._database.restricted.get(table.name)
+        if audience is not None:
+            self._seen_rows = SeenRows(table, audience, self._seen, self._evaluating)
+        self._batches = self._served.base.reader(table.name, self._source.options.batch_bytes).batches(after)
         return self.following()
 
     def following(self) -> _Chunk | None:
-        """The next chunk; None where there is none. Raises EvidenceError."""
+        """The next chunk, which may have no row of a restricted table; None where there is none. Raises EvidenceError,
+        psycopg.Error."""
         found = None if self._batches is None else next(self._batches, None)
-        return None if found is None else (found[0], to_ipc(found[0]), found[1])
+        if found is None:
+            return None
+        batch, place = found
+        if self._seen_rows is not None:
+            batch = self._seen_rows.of(batch)
+        return batch, to_ipc(batch), place
 
     def close(self) -> None:
-        """Close the files."""
+        """Close the files and the session."""
+        self.pid = None
+        self._end_table()
+        if self._session is not None:
+            self._session.close()
+            self._session = None
+
+    def _evaluating(self) -> Session:
+        if self._session is None:
+            self._session = self._source.evaluating()
+            self.pid = self._session.info.backend_pid
+        return self._session
+
+    def _end_table(self) -> None:
+        self._seen_rows = None
         if self._batches is not None:
             self._batches.close()
+            self._batches = None
 
 
 async def pull_base(
@@ -64,22 +98,26 @@ async def pull_base(
     database: Database,
     wanted: Sequence[Wanted],
     served: Served,
+    seen: frozenset[str],
     state: position_pb2.ServerState,
     broke: Callable[[EvidenceError], Awaitable[None]],
 ) -> AsyncGenerator[bytes, None]:
-    """Serialized responses: the chunks of ``wanted``, table by table. ``state`` goes into the first response; ``broke``
-    is called with the error where a file is not as it was proven.
+    """Serialized responses: the chunks of ``wanted``, table by table. ``seen``: the audiences that the caller sees at
+    the base's position; ``state`` goes into the first response; ``broke`` is called with the error where a file is not
+    as it was proven.
 
     Raises:
-        CallError: OVERLOADED; UNAVAILABLE where the client was cut off; INVALID_TOKEN where the base is broken: a table
-        that was sent in part can't be resumed.
+        CallError: OVERLOADED; UNAVAILABLE where the client was cut off; INVALID_TOKEN where the base is broken, a table
+        that was sent in part can't be resumed; and where the audiences of a restricted table are no longer those of its
+        earlier parts.
+        psycopg.Error: an audience expression can't be evaluated.
     """
-    rows = _Rows(served, settings.pull_batch_bytes)
+    rows = _Rows(database, served, seen, turns.source)
     session = PullSession(rows, turns, await turns.take())
     first: position_pb2.ServerState | None = state
     try:
         for one in wanted:
-            async with contextlib.aclosing(_table(session, rows, database, one, served)) as chunks:
+            async with contextlib.aclosing(_table(session, rows, database, one, served, seen)) as chunks:
                 async for response, ipc in chunks:
                     if first is not None:
                         response.state.CopyFrom(first)
@@ -94,32 +132,45 @@ async def pull_base(
             errors_pb2.REASON_INVALID_TOKEN,
             "the files that this pull was served from have changed: pull these tables from their start",
         ) from error
+    except Exception as error:
+        if session.cut_off is not None and error is not session.cut_off:
+            raise session.cut_off from error
+        raise
     finally:
         await session.close()
 
 
 async def _table(
-    session: PullSession, rows: _Rows, database: Database, wanted: Wanted, served: Served
+    session: PullSession, rows: _Rows, database: Database, wanted: Wanted, served: Served, seen: frozenset[str]
 ) -> AsyncGenerator[Response, None]:
-    table, position = wanted.table, served.found.position
+    table, position, run_id = wanted.table, served.found.position, served.found.run_id
+    restricted = table.name in database.restricted
+    of_seen = digest(seen) if restricted else b""
     as_of = to_position(database, position, served.chain)
-    progress = wanted.progress or PullProgress(None, 0, position, BasePlace(served.found.run_id, RowPlace()))
+    progress = wanted.progress or PullProgress(None, 0, position, BasePlace(run_id, RowPlace()), of_seen)
+    require_same(table, progress, of_seen)
     start = RowPlace() if progress.base is None else progress.base.place
     rows_done = progress.rows_done
-    ahead = session.start(lambda: rows.first(table.name, start))
+    ahead = session.start(lambda: rows.first(table, start))
     while (chunk := await ahead) is not None:
         # The next one is read while the client takes this one.
         ahead = session.start(rows.following)
         batch, ipc, place = chunk
+        if not batch.num_rows:
+            continue
         rows_done += batch.num_rows
         metrics.count("anabranch_pull_rows", batch.num_rows, database=database.name)
         metrics.count("anabranch_pull_bytes", len(ipc), database=database.name)
-        progress = PullProgress(None, rows_done, progress.earliest, BasePlace(served.found.run_id, place))
+        progress = PullProgress(None, rows_done, progress.earliest, BasePlace(run_id, place), of_seen)
         resume = to_token(database, table, progress)
         whole = snapshot_pb2.PullResponse(table=table.name, rows_done=rows_done, as_of=as_of, resume=resume)
         for part in in_parts(whole, ipc, as_of):
             yield part
-    total = served.base.sum(table.name)
-    sum_of = position_pb2.TableSum(table=table.name, count=total.count, hash=total.to_bytes())
-    response = snapshot_pb2.PullResponse(table=table.name, rows_done=rows_done, done=True, as_of=as_of, sum=sum_of)
+    response = snapshot_pb2.PullResponse(table=table.name, rows_done=rows_done, done=True, as_of=as_of)
+    if restricted:
+        response.audiences.CopyFrom(to_message(seen))
+        response.without_sums = True
+    else:
+        total = served.base.sum(table.name)
+        response.sum.CopyFrom(position_pb2.TableSum(table=table.name, count=total.count, hash=total.to_bytes()))
     yield response, memoryview(b"")

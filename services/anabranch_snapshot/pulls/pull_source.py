@@ -1,4 +1,10 @@
-"""Chooses the source of a pull's rows, before its first response."""
+"""Chooses the source of a pull's rows, before its first response.
+
+A base shows restricted tables, too, to those of whom it is known what they saw at its position: their claims, as at any
+position, and what membership queries gave them, where they were known by then. It does not to those who have lost an
+audience since, to whom no more of its rows are sent, nor where row-level security decides, which only tables have. Rows
+of gained audiences are those of the present.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +20,7 @@ from anabranch.v1 import errors_pb2, position_pb2
 from anabranch_snapshot.pulls.bases import Served, Why
 from anabranch_snapshot.pulls.pull import Wanted
 from anabranch_snapshot.snapshot import Snapshot
+from anabranch_snapshot.viewers import Viewer
 
 _log = structlog.get_logger()
 
@@ -24,27 +31,35 @@ async def choose_source(
     wanted: Sequence[Wanted],
     state: position_pb2.NodeState,
     subject: str,
-) -> Served | None:
-    """The published base that serves a pull, with the log kept from its position on for the node; None: Postgres does.
+    viewer: Viewer | None,
+) -> tuple[Served, frozenset[str]] | None:
+    """The published base that serves a pull, with the log kept from its position on for the node, and the audiences
+    that its viewer sees there; None: Postgres does. ``viewer``: the caller, whose principal is known, where there are
+    restricted tables.
 
     Raises:
-        CallError: INVALID_TOKEN, where the pull goes on from a base that is not available any more.
-        psycopg.Error: the base or the floor can't be read.
+        CallError: INVALID_TOKEN, where the pull goes on from a base that is not available any more; UNAVAILABLE.
+        psycopg.Error: the base, the floor or the audiences can't be read.
     """
     runs = {one.progress.base.run_id for one in wanted if one.progress is not None and one.progress.base is not None}
     keyed = any(one.progress is not None and one.progress.base is None for one in wanted)
+    restricted = any(one.table.name in database.restricted for one in wanted)
     chosen: Served | Why = Why.RESUMED
-    if any(one.table.name in database.restricted for one in wanted):
-        # A base has everybody's rows.
+    seen: frozenset[str] | None = frozenset()
+    if restricted and (viewer is None or viewer.acting is not None or any(one.audiences for one in wanted)):
         chosen = Why.RESTRICTED
     elif not keyed and len(runs) <= 1:
         chosen = await snapshot.bases.choose(database, [one.table for one in wanted], state, next(iter(runs), None))
+        if isinstance(chosen, Served) and restricted and viewer is not None:
+            seen = await snapshot.viewers.seen_since(viewer, chosen.found.position)
+            if seen is None:
+                chosen = Why.RESTRICTED
         if isinstance(chosen, Served) and not await _held(snapshot, database, chosen, state, subject):
             chosen = Why.FLOOR
-    if isinstance(chosen, Served):
+    if isinstance(chosen, Served) and seen is not None:
         _log.info("a pull reads from Parquet", database=database.name, run=chosen.found.run_id)
         metrics.count("anabranch_pull_sources", database=database.name, source="parquet", why="")
-        return chosen
+        return chosen, seen
     if runs:
         raise CallError(
             errors_pb2.REASON_INVALID_TOKEN,

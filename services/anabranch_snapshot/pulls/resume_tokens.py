@@ -52,7 +52,12 @@ class PullProgress:
 
 
 # A release that knows nothing of places in a base can't open a token of one, and says so as of any other.
-_BY_KEY, _BY_PLACE, _SEEN = ("resume-key", 6), ("resume-base", 7), ("resume-seen", 7)
+_BY_KEY, _BY_PLACE, _SEEN, _SEEN_BY_PLACE = (
+    ("resume-key", 6),
+    ("resume-base", 7),
+    ("resume-seen", 7),
+    ("resume-base-seen", 8),
+)
 
 
 def _purpose(kind: str, database: Database) -> str:
@@ -64,6 +69,8 @@ def to_token(database: Database, table: Table, progress: PullProgress) -> bytes:
     last = progress.last
     if isinstance(last, BasePlace):
         (kind, _), read = _BY_PLACE, [last.run_id, last.place.bucket, last.place.rows]
+        if progress.seen:
+            (kind, _), read = _SEEN_BY_PLACE, [*read, progress.seen.hex()]
     elif progress.seen:
         (kind, _), read = _SEEN, [last.position, last.chain.hex(), progress.seen.hex()]
     else:
@@ -80,7 +87,7 @@ def from_token(database: Database, table: Table, token: bytes) -> PullProgress:
     """
     parsed: list[Any] = []
     of = _BY_KEY
-    for kind in (_BY_KEY, _BY_PLACE, _SEEN):
+    for kind in (_BY_KEY, _BY_PLACE, _SEEN, _SEEN_BY_PLACE):
         content = open_content(database.seal_key, _purpose(kind[0], database), token)
         found = None if content is None else json.loads(content)
         if isinstance(found, list) and len(found) == kind[1]:
@@ -91,8 +98,8 @@ def from_token(database: Database, table: Table, token: bytes) -> PullProgress:
             f"resume is not one that was given for table {table.name!r}: pull that table from its start",
         )
     _, key, rows_done, earliest, *read = parsed
-    if of is _BY_PLACE:
-        return PullProgress(None, rows_done, earliest, BasePlace(read[0], RowPlace(read[1], read[2])))
-    seen = bytes.fromhex(read[2]) if of is _SEEN else b""
+    seen = bytes.fromhex(read.pop()) if of in (_SEEN, _SEEN_BY_PLACE) else b""
+    if of in (_BY_PLACE, _SEEN_BY_PLACE):
+        return PullProgress(None, rows_done, earliest, BasePlace(read[0], RowPlace(read[1], read[2])), seen)
     after = None if key is None else tuple(key)
     return PullProgress(after, rows_done, earliest, SeenGroup(read[0], bytes.fromhex(read[1])), seen)

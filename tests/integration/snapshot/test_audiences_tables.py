@@ -22,7 +22,6 @@ from tests.integration.snapshot.test_audiences_log import BY_TITLE
 
 from anabranch.ranges import WHOLE, KeyRange, RangeSums
 from anabranch.store.catalog.registration import add_table
-from anabranch.testkit.base_writer import BaseWriter
 from anabranch.testkit.ingest_rig import failed
 from anabranch.testkit.snapshot_reader import Reader
 from anabranch.v1 import snapshot_pb2, value_pb2
@@ -117,17 +116,6 @@ def test_a_pull_by_memberships_is_of_one_moment(place: Any) -> None:
     assert rows_of(pulled) == jobs.seen_by(team("a"))
     assert list(pulled.done["job"].audiences.values) == [team("a")]
     jobs.close()
-
-
-def test_a_restricted_table_never_comes_from_parquet(
-    restricted: Any, jobs: AudienceWriter, lake: BaseWriter, from_parquet: Any
-) -> None:
-    jobs.put(("1", "a", "one"), ("2", "b", "two"))
-    lake.publish()
-    before = from_parquet()
-    reader = viewer(restricted, "x", "a")
-    assert rows_of(Pulled().all(reader.pull())) == jobs.seen_by(team("a"))
-    assert from_parquet() == before
 
 
 def test_describe_does_not_count_rows_of_a_restricted_table(restricted: Any, jobs: AudienceWriter) -> None:

@@ -124,15 +124,13 @@ class Gains:
         rows_of = {r.table: ArrowRows(tables[r.table].table, True) for r in required}
         request = snapshot_pb2.PullRequest(db_name=current.db_name, node_state=current.reader_state, required=required)
         end = time.monotonic() + SLICE_S
-        moment_ms = 0
         with prefetched(self._remote.pull(request), _CHUNKS_AHEAD, _SILENCE_S) as responses:
             for response, ipc in whole_chunks(responses):
                 chunk = rows_of[response.table].read(ipc) if ipc else Chunk()
-                moment_ms = moment_ms or response.as_of.server_timestamp_ms
                 if self._file.current().cursor_ms != response.as_of.server_timestamp_ms:
                     read_to(response.as_of.server_timestamp_ms)
                 with self._file.transaction() as tx:
-                    goes_on = self._put(tx, response, chunk, wanted[response.table], moment_ms)
+                    goes_on = self._put(tx, response, chunk, wanted[response.table])
                 self._renewals.answered()
                 self._file.listeners.deliver()
                 if not goes_on:
@@ -142,10 +140,9 @@ class Gains:
                 if time.monotonic() >= end:
                     return
 
-    def _put(self, tx: Tx, response: snapshot_pb2.PullResponse, chunk: Chunk, wanted: str, moment_ms: int) -> bool:
-        """Store a chunk, and the end of a table's pull. ``moment_ms``: the position that the call began with. Return
-        False, and store nothing, where the pull has lost its place: an audience of it was lost, its table is no longer
-        live, or the cursor is elsewhere."""
+    def _put(self, tx: Tx, response: snapshot_pb2.PullResponse, chunk: Chunk, wanted: str) -> bool:
+        """Store a chunk, and the end of a table's pull. Return False, and store nothing, where the pull has lost its
+        place: an audience of it was lost, its table is no longer live, or the cursor is elsewhere."""
         table = tx.tables.get(response.table)
         row = tx.conn.execute("SELECT stage, gain FROM _db_tables WHERE name = ?", (response.table,)).fetchone()
         if table is None or row != ("live", wanted):
@@ -159,9 +156,7 @@ class Gains:
         if not response.done:
             tx.conn.execute("UPDATE _db_tables SET gain_resume = ? WHERE name = ?", (response.resume, table.name))
             return True
-        # A table with changes that were not in the log yet ends at a later position, and without sums.
-        has_sums = response.as_of.server_timestamp_ms == moment_ms
-        _complete(tx, table, json.loads(wanted), response, has_sums=has_sums)
+        _complete(tx, table, json.loads(wanted), response)
         return True
 
 
@@ -190,9 +185,7 @@ def _patches(tx: Tx, table: DeviceTable, chunk: Chunk) -> dict[str, Patch]:
     return patches
 
 
-def _complete(
-    tx: Tx, table: DeviceTable, pulled: Sequence[str], response: snapshot_pb2.PullResponse, *, has_sums: bool
-) -> None:
+def _complete(tx: Tx, table: DeviceTable, pulled: Sequence[str], response: snapshot_pb2.PullResponse) -> None:
     """Note that a table has all rows of the pulled audiences. Where they are not those that the server has, the table
     is set aside, and pulled whole; where it did not say, its next page or heartbeat does."""
     name = table.name
@@ -206,7 +199,7 @@ def _complete(
         settle.set_aside(tx, name, f"a row of it can't be read: {error!r}")
         return
     for audience, (count, total) in mine.items():
-        if has_sums and (count, audience_sums.as_bytes(total)) != theirs.get(audience, _NO_ROWS):
+        if not response.without_sums and (count, audience_sums.as_bytes(total)) != theirs.get(audience, _NO_ROWS):
             settle.set_aside(tx, name, f"its rows of {audience} are not the server's")
             return
     audience_sums.keep(tx.conn, name, mine)

@@ -59,11 +59,12 @@ def finish(tx: Tx, pendings: Pendings, names: Sequence[str], whole: bool, confir
             newest = position_pb2.Position(epoch=epoch, server_timestamp_ms=last, token=token)
         if staged is not None:
             _replace(tx, pendings, table, staged, first)
+        told = _told(tx, name)
+        # Else the sum is of the rows here, and equals the server's once the table has caught up.
+        summed = first == last and not told.without_sums
         if table.restricted:
-            count, digest = _sum_up_restricted(tx, table, first == last)
-        elif first != last or len(digest) != 16:
-            # Parts of several moments: the sum is of the rows here, and equals the server's once the table has
-            # caught up.
+            count, digest = _sum_up_restricted(tx, table, told, summed)
+        elif not summed or len(digest) != 16:
             count, digest = sums.of_rows(tx.conn, table)
         elif count != count_base(tx, table):
             raise NotWholeError(name, count)
@@ -71,7 +72,7 @@ def finish(tx: Tx, pendings: Pendings, names: Sequence[str], whole: bool, confir
             """UPDATE _db_tables SET stage = 'live', reason = '', first_ms = ?, last_ms = ?, count = ?, hash = ?,
                verified = ?, disagrees = 0, pull_table = NULL, pull_done = 0, pull_first_ms = NULL,
                pull_last_ms = NULL, pull_resume = x'', pull_told = x'', gain = '', gain_resume = x'' WHERE name = ?""",
-            (first, last, count, digest, int(first != last), name),
+            (first, last, count, digest, int(not summed), name),
         )
     if whole and newest is not None:
         (cursor,) = tx.conn.execute("SELECT min(first_ms) FROM _db_tables WHERE stage = 'live'").fetchone()
@@ -104,21 +105,20 @@ def _hold(tx: Tx, names: Sequence[str], whole: bool) -> None:
     held.told(tx, frozenset(_told(tx, earliest).audiences.values))
 
 
-def _sum_up_restricted(tx: Tx, table: DeviceTable, one_moment: bool) -> tuple[int, bytes]:
+def _sum_up_restricted(tx: Tx, table: DeviceTable, told: snapshot_pb2.PullResponse, summed: bool) -> tuple[int, bytes]:
     """Keep the sums of the audiences of a table that has its pulled rows; return that of the table: the server's where
-    the rows are of one moment, else the rows' own, which equal the server's once the table has caught up.
+    it has ``told`` them of just these rows (``summed``), else the rows' own.
 
     Raises:
         NotWholeError: an audience has not as many rows as the server has sent.
     """
-    told = _told(tx, table.name)
     complete = held.held(tx.conn).intersection(told.audiences.values)
     audience_sums.clear(tx.conn, table.name)
     rows, by_audience = row_audiences.counts(tx.conn, table.name)
     if rows != count_base(tx, table):
         raise NotWholeError(table.name, rows)
     theirs = {s.audience: (s.count, int.from_bytes(s.hash, "big")) for s in told.sums}
-    if one_moment:
+    if summed:
         for audience in told.audiences.values:
             if by_audience[audience] != theirs.get(audience, NO_ROWS)[0]:
                 raise NotWholeError(table.name, theirs.get(audience, NO_ROWS)[0])
@@ -128,7 +128,7 @@ def _sum_up_restricted(tx: Tx, table: DeviceTable, one_moment: bool) -> tuple[in
             return rows, audience_sums.as_bytes(sum(total for _, total in theirs.values()))
     with closing(sums.base_rows(tx.conn, table)) as base:
         found = audience_checks.totals(tx.conn, table, base)
-    kept = theirs if one_moment else found.by_audience
+    kept = theirs if summed else found.by_audience
     audience_sums.keep(tx.conn, table.name, {one: kept.get(one, NO_ROWS) for one in complete})
     return found.count, audience_sums.as_bytes(found.total)
 

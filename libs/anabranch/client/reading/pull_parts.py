@@ -80,7 +80,9 @@ def put(tx: Tx, table: DeviceTable, response: snapshot_pb2.PullResponse, chunk: 
             tx.conn.executemany(table.insert_sql, rows)
     told = b""
     if table.restricted and response.done:
-        told = snapshot_pb2.PullResponse(audiences=response.audiences, sums=response.sums).SerializeToString()
+        told = snapshot_pb2.PullResponse(
+            audiences=response.audiences, sums=response.sums, without_sums=response.without_sums
+        ).SerializeToString()
     tx.conn.execute(
         """UPDATE _db_tables SET pull_first_ms = coalesce(pull_first_ms, ?), pull_last_ms = ?, pull_epoch = ?,
            pull_token = ?, pull_resume = ?, pull_done = ?, pull_count = ?, pull_hash = ?, pull_told = ?

@@ -2,7 +2,8 @@
 
 ``anabranch.principals`` has them as of the head; ``anabranch.audience_changes`` how groups changed them, so that a
 reader's set at an earlier position is that of the head with the later changes undone. A principal stands there from its
-first call on. Whoever writes to either holds the database's claim.
+first call on, at ``seen_ms``, which is not below the head's position then: so changes behind it are all known. Whoever
+writes to either holds the database's claim.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ where database_id = %(database)s and principal = any(%(principals)s::text[])
 """
 _INSERT = """
 insert into anabranch.principals (database_id, principal, memberships, write_memberships, seen_ms)
-select %(database)s, v.principal, v.read::text[], v.write::text[], %(now_ms)s
+select %(database)s, v.principal, v.read::text[], v.write::text[],
+       greatest(%(now_ms)s, (select max(position) from anabranch.groups where database_id = %(database)s))
 from unnest(%(principals)s::text[], %(read)s::text[], %(write)s::text[]) v (principal, read, write)
 on conflict (database_id, principal) do nothing
 returning principal

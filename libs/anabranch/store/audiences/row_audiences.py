@@ -60,6 +60,11 @@ class RowAudiences:
             return lambda row: (row[place],)
         return itemgetter(*places) if places else lambda row: ()
 
+    def keys_of(self, columns: Sequence[Sequence[Cell]]) -> list[Key]:
+        """The keys of rows, of which the columns that the expression reads are given, in the table's order."""
+        keys = list(zip(*columns, strict=True))
+        return [self._told_apart(list(key)) for key in keys] if self._repeat else keys
+
     def _told_apart(self, cells: list[Cell]) -> Key:
         return (*cells, *(repr(cells[i]) for i in self._repeat))
 

@@ -24,7 +24,7 @@ from anabranch.values import postgres_binary
 MEMBERSHIPS = b"""
 select d.schema_version, p.principal is not null,
        case when row_number() over (order by c.position desc nulls last) = 1 then p.memberships end,
-       c.position, c.gained, c.lost
+       c.position, c.gained, c.lost, p.seen_ms
 from anabranch.databases d
 left join anabranch.principals p on p.database_id = d.id and p.principal = $2::text
 left join anabranch.audience_changes c
@@ -48,11 +48,12 @@ select principal from anabranch.principals where database_id = $1::int8 and prin
 @dataclass(frozen=True, slots=True)
 class Memberships:
     """The audiences that queries give a principal: ``audiences`` at a position, and the ``changes`` behind it up to the
-    head, by position in order."""
+    head, by position in order. Behind ``learned_ms`` these are all changes; of earlier ones nothing is known."""
 
     audiences: frozenset[str]
     changes: Mapping[int, Change]
     schema_version: int
+    learned_ms: int = 0
 
     @property
     def at_head(self) -> frozenset[str]:
@@ -80,11 +81,11 @@ def memberships_of(rows: Sequence[tuple[Any, ...]]) -> Memberships | None:
         return None
     audiences = frozenset(rows[0][2])
     changes: dict[int, Change] = {}
-    for _, _, _, position, gained, lost in rows:
+    for _, _, _, position, gained, lost, _ in rows:
         if position is not None:
             changes[position] = Change(frozenset(gained), frozenset(lost))
             audiences = (audiences - changes[position].gained) | changes[position].lost
-    return Memberships(audiences, dict(reversed(changes.items())), rows[0][0])
+    return Memberships(audiences, dict(reversed(changes.items())), rows[0][0], rows[0][6])
 
 
 async def read_memberships(conn: AsyncSession, database_id: int, principal: str, position: int) -> Memberships | None:

@@ -40,7 +40,14 @@ from anabranch.store.log.pull_columns import mender, select_list
 from anabranch.store.log.reader import LoggedSum, Sums, sums_of
 from anabranch.store.log.reader_statements import AUDIENCE_SUMS, SUMS
 from anabranch.store.session.availability import is_passing
-from anabranch.store.session.engine import CONNECT_S, AsyncSession, SessionOptions, connection_arguments
+from anabranch.store.session.engine import (
+    CONNECT_S,
+    AsyncSession,
+    Session,
+    SessionOptions,
+    connect,
+    connection_arguments,
+)
 from anabranch.store.session.settings import PUT_RIGHT
 from anabranch.store.session.told import told
 from anabranch.values import Table
@@ -90,18 +97,16 @@ class PullSource:
 
     def __init__(self, url: str, options: PullOptions) -> None:
         self.options = options
-        arguments = connection_arguments(
-            url,
-            application_name=APPLICATION,
-            options=SessionOptions(
-                statement_timeout_ms=options.statement_timeout_ms,
-                lock_timeout_ms=options.lock_timeout_ms,
-                idle_in_transaction_session_timeout_ms=options.idle_timeout_ms,
-                client_connection_check_interval_ms=1_000,
-                connect_timeout_s=CONNECT_S,
-                settings={"tcp_user_timeout": str(options.idle_timeout_ms)},
-            ),
+        self._url = url
+        self._session_options = SessionOptions(
+            statement_timeout_ms=options.statement_timeout_ms,
+            lock_timeout_ms=options.lock_timeout_ms,
+            idle_in_transaction_session_timeout_ms=options.idle_timeout_ms,
+            client_connection_check_interval_ms=1_000,
+            connect_timeout_s=CONNECT_S,
+            settings={"tcp_user_timeout": str(options.idle_timeout_ms)},
         )
+        arguments = connection_arguments(url, application_name=APPLICATION, options=self._session_options)
         self._conninfo = make_conninfo(**arguments)
         self._first: driver.Connection | None = None
         self._turn = threading.Lock()
@@ -117,6 +122,10 @@ class PullSource:
             cursor.execute(PUT_RIGHT)
             cursor.fetchall()
         return made
+
+    def evaluating(self) -> Session:
+        """A new session for statements that read no table, in autocommit. Raises psycopg.Error."""
+        return connect(self._url, application_name=APPLICATION, autocommit=True, options=self._session_options)
 
     def close(self) -> None:
         """Forget the server. Sessions that are open stay so."""
