@@ -21,4 +21,5 @@ def test_promise_10_nobody_gets_a_byte_of_a_row_that_they_may_not_read(tmp_path:
     # A hunt in which nobody got anything has looked at nothing.
     wanted = ("Get", "Subscribe", "Pull", "Compare", "Explain", "ListConflicts", "GetVerdict", "Describe")
     assert not [method for method in wanted if not report.calls.get(method)], str(report)
+    assert report.from_parquet, str(report)
     assert all(report.marks.values()), str(report)

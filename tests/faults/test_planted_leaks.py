@@ -16,6 +16,7 @@ PLANTED = Path(__file__).parent / "planted"
 FOUND = {
     "row in log": {("value", "Get"), ("value", "Subscribe")},
     "row in pull": {("value", "Pull")},
+    "row in pull from Parquet": {("value", "Pull")},
     "row in Explain": {("value", "Explain")},
     "server row in verdict": {("value", "Send"), ("value", "SendStream"), ("value", "GetVerdict")},
     "losing value in log": {("value", "Get"), ("value", "Subscribe")},

@@ -91,11 +91,13 @@ class BaseWriter:
     previous: str = ""
     published: list[Manifest] = field(default_factory=list)
 
-    def publish(self, files: Mapping[str, Sequence[FileRows]] | None = None, *, buckets: int = 1) -> Manifest:
-        """Publish a base of every table at the head: of ``files`` where they are given, else of the tables' current
-        rows."""
+    def publish(
+        self, files: Mapping[str, Sequence[FileRows]] | None = None, *, buckets: int = 1, upto: int | None = None
+    ) -> Manifest:
+        """Publish a base of every table at position ``upto``, or the head: of ``files`` where they are given, else of
+        the tables' current rows."""
         database = load_database(self.conn, self.db_name)
-        upto = compactions.read_head(self.conn, database.id)
+        upto = compactions.read_head(self.conn, database.id) if upto is None else upto
         run_id = str(ULID())
         folder = self.root / epoch_folder(database.name, database.epoch)
         given = files or {}

@@ -28,6 +28,18 @@ def row_in_pull() -> None:
     pull._Sight.of = lambda self, wanted: self.audiences | EVERYBODY  # type: ignore[method-assign]
 
 
+def row_in_pull_from_parquet() -> None:
+    """A pull from Parquet has the rows of all teams."""
+    from anabranch_snapshot.pulls import seen_rows
+
+    begin: Any = seen_rows.SeenRows.__init__
+
+    def see_all(self: Any, table: Any, audience: Any, audiences: frozenset[str], session: Any) -> None:
+        begin(self, table, audience, audiences | EVERYBODY, session)
+
+    seen_rows.SeenRows.__init__ = see_all  # type: ignore[method-assign]
+
+
 def explained_row() -> None:
     """A batch is explained by rows that its principal may not read."""
     from anabranch_conflict_resolver.batch import rights
@@ -84,6 +96,7 @@ def count_of_all() -> None:
 PLANTS: Mapping[str, tuple[str, Callable[[], None]]] = {
     "row in log": (SNAPSHOT, row_in_log),
     "row in pull": (SNAPSHOT, row_in_pull),
+    "row in pull from Parquet": (SNAPSHOT, row_in_pull_from_parquet),
     "row in Explain": (RESOLVER, explained_row),
     "server row in verdict": (RESOLVER, server_row_in_verdict),
     "losing value in log": (SNAPSHOT, losing_value_of_a_conflict),

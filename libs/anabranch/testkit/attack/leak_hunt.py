@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -21,6 +22,7 @@ import jwt
 
 from anabranch.embedded.postgres import UNSYNCED, EmbeddedPostgres
 from anabranch.store.session.engine import Session, connect
+from anabranch.testkit.attack.hunt_bases import publish_bases
 from anabranch.testkit.attack.hunt_device import HuntDevice
 from anabranch.testkit.attack.hunt_writer import write_by_sql
 from anabranch.testkit.attack.hunted import DATABASE, HUNTED, PRINCIPALS, Known, claimed, make_hunted
@@ -28,6 +30,7 @@ from anabranch.testkit.attack.leaks import Leak, all_leaks
 from anabranch.testkit.attack.log_history import read_history
 from anabranch.testkit.attack.prying import Pryer
 from anabranch.testkit.attack.wiretap import Wiretap
+from anabranch.testkit.exposition import shown
 from anabranch.testkit.stack import Stack
 from anabranch.testkit.waiting import until
 
@@ -35,16 +38,19 @@ _LEFT = """
 select exists (select 1 from anabranch.captured)
     or exists (select 1 from anabranch.inbox where park_deadline_ms is null)
 """
+PULL_SOURCES = "anabranch_pull_sources_total"
 _TOKEN_S = 24 * 3600
 _SETTLES_S = 120.0
 
 
 @dataclass(frozen=True)
 class HuntReport:
-    """``calls`` by method, ``marks``: how many marked values each principal got, ``failures``: how calls failed."""
+    """``calls`` by method, ``from_parquet``: pulls that were served from a base, ``marks``: how many marked values each
+    principal got, ``failures``: how calls failed."""
 
     seed: int
     calls: Mapping[str, int]
+    from_parquet: int
     marks: Mapping[str, int]
     failures: Mapping[str, str]
     leaks: Sequence[Leak]
@@ -57,6 +63,7 @@ class HuntReport:
     def __str__(self) -> str:
         lines = [f"seed {self.seed}: {sum(self.calls.values())} calls"]
         lines += [f"  {count:6d}  {method}" for method, count in sorted(self.calls.items())]
+        lines.append(f"  {self.from_parquet:6d}  pulls from Parquet")
         lines += [f"  {principal} got {count} values" for principal, count in sorted(self.marks.items())]
         lines += [f"  failed: {code}: {text[:200]}" for code, text in sorted(self.failures.items())]
         lines += [f"  LEAK {leak}" for leak in self.leaks[:50]]
@@ -98,17 +105,21 @@ def hunt(
             if isinstance(actor, HuntDevice):
                 actor.begin()
         say(f"seed {seed}: hunting for leaks for {seconds:.0f} s")
-        _run(actors, postgres.url, known, random.Random(chance.getrandbits(64)), seconds)
+        writers: list[Callable[[Event], None]] = [
+            partial(write_by_sql, postgres.url, known, random.Random(chance.getrandbits(64))),
+            partial(publish_bases, postgres.url, folder / "lake"),
+        ]
+        _run([*(actor.run for actor in actors), *writers], seconds)
         _settle(conn)
         say("looking at what was received")
-        return _report(conn, seed, tap, known, actors)
+        from_parquet = shown(stack.metrics_addresses["snapshot"], PULL_SOURCES, source="parquet")
+        return _report(conn, seed, tap, known, actors, int(from_parquet))
 
 
-def _run(actors: Sequence[HuntDevice | Pryer], url: str, known: Known, chance: random.Random, seconds: float) -> None:
+def _run(works: Sequence[Callable[[Event], None]], seconds: float) -> None:
     stop = Event()
-    with ThreadPoolExecutor(len(actors) + 1) as threads:
-        running = [threads.submit(actor.run, stop) for actor in actors]
-        running.append(threads.submit(write_by_sql, url, known, chance, stop))
+    with ThreadPoolExecutor(len(works)) as threads:
+        running = [threads.submit(work, stop) for work in works]
         wait(running, seconds, return_when=FIRST_COMPLETED)
         stop.set()
         for one in running:
@@ -120,7 +131,9 @@ def _settle(conn: Session) -> None:
     until(lambda: conn.execute(_LEFT.encode()).fetchone() == (False,), _SETTLES_S, "not all came into the log")
 
 
-def _report(conn: Session, seed: int, tap: Wiretap, known: Known, actors: Sequence[HuntDevice | Pryer]) -> HuntReport:
+def _report(
+    conn: Session, seed: int, tap: Wiretap, known: Known, actors: Sequence[HuntDevice | Pryer], from_parquet: int
+) -> HuntReport:
     past = read_history(conn, DATABASE, HUNTED, {})
     for principal, mark in known.sent:
         past.send(principal, mark)
@@ -133,4 +146,4 @@ def _report(conn: Session, seed: int, tap: Wiretap, known: Known, actors: Sequen
             marks.setdefault(caller.principal, set()).update(one.marks)
     failures = {code: text for actor in actors for code, text in actor.failures.items()}
     counts = {principal: len(found) for principal, found in marks.items()}
-    return HuntReport(seed, methods, counts, failures, all_leaks(past, calls))
+    return HuntReport(seed, methods, from_parquet, counts, failures, all_leaks(past, calls))

@@ -1,0 +1,36 @@
+"""Bases of the hunted tables, published during a leak hunt: the rows as the log has them at one position, while
+everybody writes, so that pulls are served from Parquet, too."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+from anabranch.store.catalog.databases import load_database
+from anabranch.store.log.moment import begin, rows_at
+from anabranch.store.session.engine import connect
+from anabranch.testkit.attack.hunted import DATABASE
+from anabranch.testkit.base_writer import BaseWriter, FileRows
+
+PAUSE_S = 0.2
+"""Between two bases. Who has lost an audience since is not served from one, and audiences change all the time."""
+
+
+def publish_bases(url: str, root: Path, stop: threading.Event) -> None:
+    """Publish bases below ``root`` until ``stop``."""
+    with connect(url, application_name="hunt-bases", autocommit=True) as conn:
+        database = load_database(conn, DATABASE)
+        tables = list(database.tables.values())
+        writer = BaseWriter(conn, url, DATABASE, root)
+        published = 0
+        while not stop.wait(PAUSE_S):
+            try:
+                head = begin(conn, database, tables[0]).head
+                rows = {
+                    table.name: [row for some in rows_at(conn, database, table) for row in some] for table in tables
+                }
+            finally:
+                conn.rollback()
+            if head > published:
+                writer.publish({name: [FileRows(found, head)] for name, found in rows.items()}, upto=head)
+                published = head
