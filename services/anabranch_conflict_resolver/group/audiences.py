@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import structlog
 
 from anabranch.runtime import metrics
-from anabranch.store.audiences.affected import ChangedRows, affected, evaluate_known
+from anabranch.store.audiences.affected import ChangedRows, affected, evaluate_known, note_missed
 from anabranch.store.audiences.evaluated import QUERY_FAILS, read_failure
 from anabranch.store.audiences.principals import Given
 from anabranch.store.audiences.sums import AudienceSums, read_audience_sums
@@ -39,7 +39,7 @@ def new_audience_sums(
 def changed_sets(conn: Session, database: Database, changed: ChangedRows) -> Mapping[str, tuple[Given, Given]]:
     """The principals whose sets the group changes, each with what membership queries gave before and give with it.
     Where a query fails on the tables as they are, that is logged, and every set stays as it was: nothing waits for its
-    owner.
+    owner. The next group that changes what queries read makes up for it, if they work by then.
 
     Raises:
         psycopg.Error: Postgres refused something else.
@@ -48,9 +48,12 @@ def changed_sets(conn: Session, database: Database, changed: ChangedRows) -> Map
         return {}
     try:
         with conn.transaction():
-            return evaluate_known(conn, database, affected(conn, database, changed))
+            found = evaluate_known(conn, database, affected(conn, database, changed))
+            note_missed(conn, database, missed=False)
+            return found
     except QUERY_FAILS as error:
         log_failure(database, error)
+        note_missed(conn, database, missed=True)
         return {}
 
 

@@ -337,6 +337,30 @@ def test_a_query_that_fails_holds_up_nobody(rig: ResolverRig, capsys: pytest.Cap
     assert rig.outcome(made) == ["APPLIED"]
 
 
+def test_what_a_failing_query_missed_counts_once_its_rows_are_mended(rig: ResolverRig) -> None:
+    query = "select 'team:' || (10 / (length(team_id) - 3)) from membership where user_id = :principal"
+    set_audience_rules(rig.conn, rig.name, {**RULES, "memberships": [query]})
+    rig.sql("insert into app.membership values ('m', 'alice', '1'), ('n', 'bob', '1')")
+    for name in ("alice", "bob"):
+        rig.node(name[0], name, ["team:x"]).insert("note", {"id": name, "owner": name})
+    rig.drain()
+
+    def given(principal: str) -> list[str]:
+        [(found,)] = rig.conn.execute("select memberships from anabranch.principals where principal = %s", (principal,))
+        return list(found)
+
+    assert (given("alice"), given("bob")) == (["team:-5"], ["team:-5"])
+    # Alice is removed by the group whose other row lets the query fail.
+    rig.sql("delete from app.membership where id = 'm'; insert into app.membership values ('x', 'bob', 'one')")
+    rig.drain()
+    assert given("alice") == ["team:-5"]
+    rig.sql("delete from app.membership where id = 'x'")
+    rig.drain()
+    assert (given("alice"), given("bob")) == ([], ["team:-5"])
+    # From then on only those are looked at whom a group concerns.
+    assert rig.conn.execute("select count(*) from anabranch.audiences_missed").fetchone() == (0,)
+
+
 @pytest.mark.slow
 def test_a_grant_among_ten_thousand_principals_costs_what_one_does(make_rig: Any) -> None:
     members = TABLES + (

@@ -4,7 +4,8 @@ A membership query is asked which principals it gives anything where one of its 
 they were before and after. Its other tables are as they are now, with the rows that the group changed as they were
 before: a row that is gone may have joined one that is gone, too. So the cost follows the changed rows and those whom
 they concern. A table that is not *traced* (see ``Membership``) tells nothing, and every principal is evaluated; so is
-everybody where a group changed more rows than are worth looking at.
+everybody where a group changed more rows than are worth looking at, and where the queries failed for an earlier group:
+whom that one concerned is not known any more.
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ MOST_ROWS = 20_000
 AT_ONCE = 2_000
 """Principals that are evaluated by one statement."""
 
+_MISSED = b"select from anabranch.audiences_missed where database_id = $1::int8::int"
+_MISS = b"insert into anabranch.audiences_missed values ($1::int8::int) on conflict do nothing"
+_MISS_NOTHING = b"delete from anabranch.audiences_missed where database_id = $1::int8::int"
 _ALL = b"select principal from anabranch.principals where database_id = $1::int8::int order by 1"
 _SET_PATH = b"select pg_catalog.set_config('search_path', $1::text, true)"
 _STORE = b"""
@@ -81,7 +85,9 @@ class ChangedRows:
 
 def affected(conn: Connection, database: Database, changed: ChangedRows) -> list[str]:
     """The principals that the changes may concern. Raises psycopg.Error."""
-    if any(_concerns_all(one, changed) for one in database.audience_rules.memberships):
+    if run(conn, _MISSED, [int8(database.id)]).rowcount or any(
+        _concerns_all(one, changed) for one in database.audience_rules.memberships
+    ):
         return [principal for (principal,) in run(conn, _ALL, [int8(database.id)]).fetchall()]
     wanted = [
         (one, table)
@@ -100,6 +106,12 @@ def affected(conn: Connection, database: Database, changed: ChangedRows) -> list
         found.update(principal for (principal,) in run(conn, statement, parameters).fetchall())
     run(conn, _SET_PATH, [text(path)])
     return sorted(found)
+
+
+def note_missed(conn: Connection, database: Database, missed: bool) -> None:
+    """Note whether the queries failed for a group, so that principals may have other audiences than they give. Raises
+    psycopg.Error."""
+    execute(conn, _MISS if missed else _MISS_NOTHING, [int8(database.id)])
 
 
 def _concerns_all(membership: Membership, changed: ChangedRows) -> bool:

@@ -27,6 +27,7 @@ where database_id = %(database)s and principal = %(principal)s
 # Those of other rules would be undone on top of what the present ones give: a reader at any position has the present
 # audiences.
 _FORGET_CHANGES = "delete from anabranch.audience_changes where database_id = %s"
+_MISS_NOTHING = "delete from anabranch.audiences_missed where database_id = %s"
 _FORGET_PRINCIPALS = "delete from anabranch.principals where database_id = %s"
 
 
@@ -50,6 +51,7 @@ def evaluate_anew(conn: Connection, database: Database) -> None:
         EvaluationError: a query fails.
     """
     conn.execute(_FORGET_CHANGES, (database.id,))
+    conn.execute(_MISS_NOTHING, (database.id,))
     rules = database.audience_rules
     if not rules.memberships:
         conn.execute(_FORGET_PRINCIPALS, (database.id,))

@@ -34,6 +34,7 @@ order by 1
 _CHANGED = (
     "audience_changes",
     "audience_sums",
+    "audiences_missed",
     "batches",
     "captured",
     "claims",

@@ -112,6 +112,14 @@ AUDIENCE_CHANGES = Table(
 )
 """Changes of principals' audiences by groups."""
 
+AUDIENCES_MISSED = Table(
+    "audiences_missed",
+    METADATA,
+    Column("database_id", Integer, ForeignKey(DATABASES.c.id, ondelete="CASCADE"), primary_key=True),
+    comment="databases whose membership queries failed since all of their principals were evaluated",
+)
+"""Databases in which some principals may have other audiences than their queries give."""
+
 API_KEYS = Table(
     "api_keys",
     METADATA,
