@@ -173,6 +173,8 @@ def current(conn: Session, cache: Cache, head: Head) -> SyncedDatabase:
         cache.read_ahead.clear()
     cache.shape = shape
     cache.looked_s = time.monotonic()
+    # The changes of a principal that retention has forgotten are noted by no group.
+    cache.given.clear()
     return synced
 
 

@@ -13,6 +13,7 @@ from anabranch.store.audiences.set_rules import set_audience_rules
 from anabranch.store.log.conflicts import WantedConflicts, page
 from anabranch.testkit.resolver_rig import ResolverRig
 from anabranch.v1 import change_pb2
+from anabranch_conflict_resolver.group import cache
 
 INSERT, UPDATE, DELETE = 1, 2, 3
 
@@ -359,6 +360,23 @@ def test_what_a_failing_query_missed_counts_once_its_rows_are_mended(rig: Resolv
     assert (given("alice"), given("bob")) == ([], ["team:-5"])
     # From then on only those are looked at whom a group concerns.
     assert rig.conn.execute("select count(*) from anabranch.audiences_missed").fetchone() == (0,)
+
+
+def test_a_principal_that_retention_has_forgotten_is_learned_anew(
+    rig: ResolverRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache, "_LOOK_S", 0.0)
+    rig.sql("insert into app.membership values ('m', 'alice', '1')")
+    rig.drain()
+    alice = rig.node("a", "alice", [])
+    alice.insert("job", {"id": "1", "team_id": "1"})
+    rig.drain()
+    rig.sql("delete from anabranch.principals where principal = 'alice'")
+    rig.sql("delete from app.membership where id = 'm'")
+    rig.drain()
+    late = alice.insert("job", {"id": "2", "team_id": "1"})
+    rig.drain()
+    assert rig.outcome(late) == "FORBIDDEN"
 
 
 @pytest.mark.slow
