@@ -26,6 +26,8 @@ MAX_KEY_BYTES = 2_600
 however little they can be compressed. A longer key that SQL has written is valid (``store.cells.index_keys``)."""
 MAX_SUBJECT_BYTES = 255
 """UTF-8 bytes of an API key's subject: it stands in an index of the inbox."""
+MAX_AUDIENCE_BYTES = 1_000
+"""UTF-8 bytes of an audience; a longer one is nobody's."""
 MAX_DEAD_LETTER_COUNTS = 50
 """Reasons and tables by which a node counts its dead letters in one report."""
 MAX_NODE_NAME_BYTES = 255

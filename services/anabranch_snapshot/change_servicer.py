@@ -19,6 +19,7 @@ from anabranch.store.audiences.viewing import is_scoped
 from anabranch.store.catalog.databases import Database
 from anabranch.store.log.history import SeenGroup
 from anabranch.v1 import change_pb2, errors_pb2, position_pb2
+from anabranch.wire.audiences import digest
 from anabranch_snapshot.log import ChangedError, beyond_head
 from anabranch_snapshot.moments import seen_by
 from anabranch_snapshot.page_tokens import Place, from_token, place_after, to_token
@@ -26,7 +27,7 @@ from anabranch_snapshot.pages import to_sum
 from anabranch_snapshot.snapshot import Snapshot
 from anabranch_snapshot.subscribe import OWN, Everything, Source, Visible, follow
 from anabranch_snapshot.unread import SMALL_BYTES, Unread
-from anabranch_snapshot.viewers import Viewer, digest, viewer_of
+from anabranch_snapshot.viewers import Viewer, viewer_of
 
 Context = grpc.aio.ServicerContext[Any, Any]
 SERVICE = "anabranch.v1.ChangeService"

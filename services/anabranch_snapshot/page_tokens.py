@@ -15,6 +15,7 @@ from anabranch.store.log.history import SeenGroup
 from anabranch.store.log.reader import Cursor, after
 from anabranch.store.log.seal import CHAIN_BYTES, open_content, seal_content
 from anabranch.v1 import errors_pb2
+from anabranch.wire.audiences import DIGEST_BYTES
 
 _numbers = struct.Struct(f">qqIQq{CHAIN_BYTES}s")
 
@@ -29,9 +30,6 @@ class Place(NamedTuple):
 def place_after(position: int) -> Place:
     """Return the place of a reader that has read everything at ``position``."""
     return Place(position, after(position))
-
-
-DIGEST_BYTES = 16
 
 
 def _purpose(database: Database, seen: bool) -> str:

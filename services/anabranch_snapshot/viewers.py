@@ -10,9 +10,8 @@ Sets and pages are of one version of the rules: where these change meanwhile the
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from types import MappingProxyType
 
 import structlog
@@ -29,8 +28,9 @@ from anabranch.store.log.history import SeenGroup
 from anabranch.store.log.reader import NO_LIMIT, LoggedSum, Sums, read_audience_sums
 from anabranch.store.session.engine import AsyncSession
 from anabranch.v1 import errors_pb2, position_pb2
+from anabranch.wire.audiences import digest
 from anabranch_snapshot.log import Log, Reading
-from anabranch_snapshot.page_tokens import DIGEST_BYTES, Place
+from anabranch_snapshot.page_tokens import Place
 from anabranch_snapshot.visible import Eye, SetChange, visible_page
 
 _log = structlog.get_logger()
@@ -102,14 +102,6 @@ def viewer_of(database: Database, principal: Principal, state: position_pb2.Node
         held.digest,
         (role, claims_text(principal.subject, principal.claims)) if role else None,
     )
-
-
-def digest(audiences: Iterable[str]) -> bytes:
-    """The digest of a set, as ``HeldAudiences`` has it."""
-    made = blake2b(digest_size=DIGEST_BYTES)
-    for audience in sorted(audiences):
-        made.update(audience.encode() + b"\0")
-    return made.digest()
 
 
 @dataclass(frozen=True, slots=True)

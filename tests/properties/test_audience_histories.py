@@ -29,6 +29,7 @@ from anabranch.testkit.memory_remote import MemoryRemote
 from anabranch.testkit.memory_server import MemoryServer, MemoryTable, Row
 from anabranch.values import Column, Kind, Table
 from anabranch.values.canonical import table_sum
+from anabranch.wire.audiences import digest
 
 MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 FEW_EXAMPLES, EXAMPLES, MANY_EXAMPLES = 25, 400, 3_000
@@ -265,7 +266,7 @@ class World:
         assert not self.wrong, "a device mends itself, and here nothing is to be mended"
         with device._file.transaction() as tx:
             all_held = held.held(tx.conn)
-            assert tx.state.held_digest in (b"", held.digest(all_held))
+            assert tx.state.held_digest in (b"", digest(all_held))
             choice = tx.state.chosen_audiences
             assert choice is None or all_held <= choice
             for name, one in tx.tables.items():

@@ -32,13 +32,14 @@ from anabranch.store.log.pull_reader import Only, PullReader, PullUnavailableErr
 from anabranch.store.log.reader import LoggedSum, Sums
 from anabranch.v1 import change_pb2, errors_pb2, position_pb2, snapshot_pb2
 from anabranch.values import Table
+from anabranch.wire.audiences import digest
 from anabranch_snapshot.config import SnapshotSettings
 from anabranch_snapshot.pages import to_position, to_sum
 from anabranch_snapshot.pulls.pull_responses import Response, in_parts, with_ipc
 from anabranch_snapshot.pulls.pull_session import PullSession
 from anabranch_snapshot.pulls.resume_tokens import PullProgress, to_token
 from anabranch_snapshot.pulls.turns import Turns
-from anabranch_snapshot.viewers import Viewer, Viewers, digest
+from anabranch_snapshot.viewers import Viewer, Viewers
 
 _log = structlog.get_logger()
 

@@ -23,6 +23,7 @@ from anabranch.store.log.pull_reader import PullSource
 from anabranch.store.session.engine import Session
 from anabranch.v1 import errors_pb2, position_pb2, snapshot_pb2
 from anabranch.values import Table
+from anabranch.wire.audiences import digest
 from anabranch_snapshot.config import SnapshotSettings
 from anabranch_snapshot.pages import to_position
 from anabranch_snapshot.pulls.bases import Served
@@ -32,7 +33,6 @@ from anabranch_snapshot.pulls.pull_session import PullSession
 from anabranch_snapshot.pulls.resume_tokens import BasePlace, PullProgress, to_token
 from anabranch_snapshot.pulls.seen_rows import SeenRows
 from anabranch_snapshot.pulls.turns import Turns
-from anabranch_snapshot.viewers import digest
 
 _Chunk = tuple[pa.RecordBatch, memoryview, RowPlace]
 

@@ -11,11 +11,12 @@ from collections.abc import Callable, Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from anabranch.store.audiences.expression import AUDIENCE_COLUMN, Audience
+from anabranch.store.audiences.expression import Audience
 from anabranch.store.audiences.row_audiences import RowAudiences
 from anabranch.store.session.engine import Session
 from anabranch.values import Cell, Kind, Table
 from anabranch.values.parquet import file_codecs
+from anabranch.wire.audiences import AUDIENCE_COLUMN
 
 _OF_ROW = pa.list_(pa.string())
 

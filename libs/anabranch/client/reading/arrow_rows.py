@@ -10,9 +10,7 @@ import pyarrow as pa
 
 from anabranch.values import Table
 from anabranch.values.arrow_to_sqlite import sqlite_column
-
-AUDIENCE_COLUMN = "_DB_audience"
-"""The column of a restricted table's chunks with each row's audiences."""
+from anabranch.wire.audiences import AUDIENCE_COLUMN
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,7 @@ from anabranch.client.events import State
 from anabranch.client.file.device_file import DeviceFile
 from anabranch.client.overlay.pendings import Pendings
 from anabranch.client.reading import held
-
-_MOST_BYTES = 1_000
-"""The longest audience that a server has, in UTF-8."""
+from anabranch.limits import MAX_AUDIENCE_BYTES
 
 
 def checked(audiences: Iterable[Any] | None) -> frozenset[str] | None:
@@ -28,7 +26,7 @@ def checked(audiences: Iterable[Any] | None) -> frozenset[str] | None:
         raise ValueError(f"the chosen audiences are a list of texts, not {audiences!r}")
     chosen = frozenset(audiences)
     for one in chosen:
-        if not isinstance(one, str) or not one or "\0" in one or len(one.encode()) > _MOST_BYTES:
+        if not isinstance(one, str) or not one or "\0" in one or len(one.encode()) > MAX_AUDIENCE_BYTES:
             raise ValueError(f"{one!r} is no audience")
     return chosen
 

@@ -23,7 +23,6 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Collection, Iterable, Mapping
-from hashlib import blake2b
 
 from anabranch.client.file import audience_sums, choice, guards, row_audiences
 from anabranch.client.file.believed import UNREADABLE
@@ -38,17 +37,9 @@ from anabranch.client.reading import audience_checks
 from anabranch.client.reading.effects import Folded
 from anabranch.v1 import verdict_pb2
 from anabranch.values import key_cells
+from anabranch.wire.audiences import digest
 
-_DIGEST_BYTES = 16
 _NO_SUM = bytes(16)
-
-
-def digest(audiences: Iterable[str]) -> bytes:
-    """The digest of a set of audiences, 16 bytes, by which the server knows whether the file holds what it may."""
-    found = blake2b(digest_size=_DIGEST_BYTES)
-    for one in sorted(audience.encode() for audience in audiences):
-        found.update(one + b"\0")
-    return found.digest()
 
 
 def held(conn: sqlite3.Connection) -> frozenset[str]:

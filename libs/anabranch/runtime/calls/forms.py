@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from anabranch import limits
+from anabranch.limits import MAX_AUDIENCE_BYTES
 from anabranch.runtime.errors import CallError
-from anabranch.store.audiences.rules import MAX_AUDIENCE_BYTES
 from anabranch.v1 import errors_pb2
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")

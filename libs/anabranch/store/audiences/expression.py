@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from anabranch.store.audiences.rules import MAX_AUDIENCE_BYTES
+from anabranch.limits import MAX_AUDIENCE_BYTES
 from anabranch.values import Kind
 from anabranch.values.postgres_text import array_printer
 
 _print_names = array_printer(Kind.STRING)
-AUDIENCE_COLUMN = "_DB_audience"
-"""The column beside a restricted table's own in which a pull gives each row's audiences."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from anabranch.limits import MAX_AUDIENCE_BYTES
 from anabranch.store.audiences.expression import array_text
 from anabranch.store.audiences.queries import OUR_PATH, PRINCIPAL, PRINCIPALS, for_principals
-from anabranch.store.audiences.rules import MAX_AUDIENCE_BYTES, Membership
+from anabranch.store.audiences.rules import Membership
 from anabranch.store.catalog.databases import Database
 from anabranch.store.session.steps import Statement, Steps
 

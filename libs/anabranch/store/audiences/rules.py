@@ -13,10 +13,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from anabranch.limits import MAX_AUDIENCE_BYTES
+
 MOST_CLAIMED = 10_000
 """The most audiences that a token's claims give."""
-MAX_AUDIENCE_BYTES = 1_000
-"""The longest audience that counts, in UTF-8. A longer one is nobody's: no claim gives it, and no query."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ from adbc_driver_postgresql import dbapi as postgres
 from psycopg.conninfo import make_conninfo
 
 from anabranch.errors import ServerError
-from anabranch.store.audiences.expression import AUDIENCE_COLUMN, SEE, Audience, array_text
+from anabranch.store.audiences.expression import SEE, Audience, array_text
 from anabranch.store.audiences.queries import for_principals
 from anabranch.store.audiences.rules import Membership
 from anabranch.store.audiences.viewing import MEMBERSHIPS, memberships_of
@@ -53,6 +53,7 @@ from anabranch.store.session.told import told
 from anabranch.values import Table
 from anabranch.values.arrow import to_cells
 from anabranch.values.postgres_text import array_printer
+from anabranch.wire.audiences import AUDIENCE_COLUMN
 
 APPLICATION = "anabranch-snapshot-pull"
 END_SESSION = """
