@@ -19,7 +19,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "database": ("anabranch.cli.catalog.database", "Create and list databases: units of sync."),
     "table": ("anabranch.cli.catalog.table", "Register tables for sync, and list them."),
     "verify": ("anabranch.cli.verify.verify", "Compare tables with the log, or a device's file with the server."),
-    "demo": ("anabranch.demo.command", "Real data, three tablets offline, one Postgres: the main job."),
+    "demo": ("anabranch.demo.command", "Real data, four tablets offline, one Postgres: the main job."),
     "bench": ("anabranch.bench.command", "Measure, each figure beside its baseline."),
     "figures": ("anabranch.bench.figures_command", "Make the table of figures of the JSON of several runs of benches."),
     "scenario": ("anabranch.scenario.command", "Tell stories about a server and its nodes, and check how they end."),

@@ -1,1 +1,1 @@
-"""The demo: a real year of departures from New York, three gate tablets that work offline, one Postgres."""
+"""The demo: a real year of departures from New York, gate tablets that work offline, one Postgres."""

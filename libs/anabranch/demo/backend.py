@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import multiprocessing
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from multiprocessing.queues import Queue
 from typing import Any, NamedTuple
 
 from anabranch.demo import plan
+from anabranch.store.catalog.databases import Database
 from anabranch.store.session.engine import Session, connect
 
 APPLICATION = "airline-backend"
@@ -22,6 +24,8 @@ MOVED = "UA"
 """The airline whose gates are moved."""
 _ROWS_A_TRANSACTION = 50
 _PATIENCE_S = 120.0
+_LOGGED_S = 30.0
+_LOOK_S = 0.02
 
 _ARRIVED = """
 update airfield.flights set arr_time = %(arr_time)s, arr_delay = %(arr_delay)s, air_time = %(air_time)s
@@ -43,7 +47,7 @@ from airfield.flights where flight_date = %s order by carrier, flight, origin li
 
 _CLOSE = """
 update airfield.flights set gate = gate || ' closed'
-where flight_date = %s and gate is not null and dep_delay > 60
+where flight_date = %s and gate is not null and dep_delay > 60 returning origin
 """
 
 
@@ -75,10 +79,20 @@ def work(url: str, departures: Sequence[Mapping[str, Any]]) -> Done:
     return answer.get(timeout=1)
 
 
-def close_the_day(conn: Session) -> int:
+def close_the_day(conn: Session) -> Counter[str]:
     """Write as the backend does once the Parquet is published: mark the gate of every flight that left late. Returns
-    the number of rows changed. Raises psycopg.Error."""
-    return conn.execute(_CLOSE, (plan.DAY,)).rowcount
+    the number of rows changed, by airport. Raises psycopg.Error."""
+    return Counter(origin for (origin,) in conn.execute(_CLOSE, (plan.DAY,)))
+
+
+def wait_until_logged(conn: Session, database: Database) -> None:
+    """Wait until the backend's writes are in the log. Raises TimeoutError, psycopg.Error."""
+    until = time.monotonic() + _LOGGED_S
+    waiting = "select exists (select from anabranch.captured where database_id = %s)"
+    while (row := conn.execute(waiting, (database.id,)).fetchone()) is not None and row[0]:
+        if time.monotonic() > until:
+            raise TimeoutError(f"the backend's changes were not in the log after {_LOGGED_S:g} s")
+        time.sleep(_LOOK_S)
 
 
 def _run(url: str, departures: Sequence[Mapping[str, Any]], answer: Queue[Done]) -> None:

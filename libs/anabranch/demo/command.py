@@ -22,8 +22,9 @@ def demo(
         typer.Option("--keep", help="An empty folder for all files, which stay. Left out: a temporary one."),
     ] = None,
 ) -> None:
-    """Three gate tablets work offline through a real day's departures and come back; the log becomes Parquet and is
-    cut, and a fourth tablet starts from the Parquet. Exit code 1 where they end up with other rows than the server."""
+    """Four gate tablets, each with its own airport's flights, work offline through a real day's departures and come
+    back; the log becomes Parquet and is cut, and a fifth tablet starts from the Parquet. Exit code 1 where one ends up
+    with other rows than those that it may see on the server."""
     console = Console()
     if keep is not None:
         keep.mkdir(parents=True, exist_ok=True)

@@ -1,17 +1,24 @@
 """One full comparison of a tablet's file with Postgres, row by row and column by column, by nothing but SQL on both
-sides: it shares no code with the table sums that it checks."""
+sides: it shares no code with the table sums that it checks, nor with what decides who sees which rows.
+
+All rows of the file are compared: one that its tablet may not see has none to stand beside it on the server.
+"""
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
-from itertools import zip_longest
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
+from anabranch.demo.airports import RESTRICTED
+from anabranch.store.catalog.databases import Database
 from anabranch.store.cells.binary_cells import quote
 from anabranch.store.session.engine import Session
 from anabranch.values import Column, Kind, Table
+
+_Row: TypeAlias = tuple[Any, ...]
 
 # How Postgres writes a value in the form in which SQLite holds it.
 _EXPRESSIONS = {
@@ -33,26 +40,52 @@ def _order(table: Table) -> str:
     )
 
 
-def _server_rows(conn: Session, schema: str, table: Table) -> Iterator[tuple[Any, ...]]:
+def _server_rows(conn: Session, schema: str, table: Table, airport: str | None) -> Iterator[_Row]:
     columns = ", ".join(_expression(column) for column in table.columns)
-    query = f"select {columns} from {quote(schema)}.{quote(table.name)} order by {_order(table)}"
+    which = "" if airport is None else "where origin = %s"
+    query = f"select {columns} from {quote(schema)}.{quote(table.name)} {which} order by {_order(table)}"
     with conn.transaction(), conn.cursor(name="demo_compare", binary=True) as cursor:
         cursor.itersize = 20_000
-        cursor.execute(query.encode())
+        cursor.execute(query.encode(), None if airport is None else (airport,))
         yield from cursor
 
 
-def differing_rows(conn: Session, schema: str, table: Table, file: Path) -> tuple[int, int]:
-    """The number of rows compared, and of those that differ or exist on one side only."""
+def _pairs(
+    here: Iterator[_Row], there: Iterator[_Row], key: Callable[[_Row], _Row]
+) -> Iterator[tuple[_Row | None, _Row | None]]:
+    """Rows of one key side by side, None where a side has none; both come in the order of their keys."""
+    ours, theirs = next(here, None), next(there, None)
+    while ours is not None or theirs is not None:
+        first = min(key(row) for row in (ours, theirs) if row is not None)
+        mine = ours if ours is not None and key(ours) == first else None
+        its = theirs if theirs is not None and key(theirs) == first else None
+        yield mine, its
+        ours = ours if mine is None else next(here, None)
+        theirs = theirs if its is None else next(there, None)
+
+
+def differing_rows(conn: Session, schema: str, table: Table, file: Path, airport: str | None = None) -> tuple[int, int]:
+    """The number of rows compared, and of those that differ or exist on one side only. ``airport``: the file should
+    have the rows of this ``origin``; all rows of the table where it is left out."""
     columns = ", ".join(quote(column.name) for column in table.columns)
     keys = ", ".join(quote(key) for key in table.key_columns)
-    device = sqlite3.connect(f"file:{file}?mode=ro", uri=True)
+    index = table.key_index
     compared = differing = 0
-    try:
+    with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as device:
         here = device.execute(f"select {columns} from {quote(table.name)} order by {keys}")
-        for ours, theirs in zip_longest(here, _server_rows(conn, schema, table)):
+        there = _server_rows(conn, schema, table, airport)
+        for ours, theirs in _pairs(here, there, lambda row: tuple(row[i] for i in index)):
             compared += 1
             differing += ours != theirs
-    finally:
-        device.close()
+    return compared, differing
+
+
+def whole(conn: Session, database: Database, file: Path, airport: str) -> tuple[int, int]:
+    """The same of all tables, for the tablet of an airport."""
+    compared = differing = 0
+    for name, table in database.tables.items():
+        only = airport if name in RESTRICTED else None
+        rows, wrong = differing_rows(conn, database.schema_name, table, file, only)
+        compared += rows
+        differing += wrong
     return compared, differing

@@ -58,6 +58,11 @@ create table airfield.gate_notes (
         on delete cascade
 );
 """
+# The very expression by which rows are given to tablets: a pull then reads those of one airport alone.
+_INDEXES = """
+create index flights_audience on airfield.flights (('airport:' || origin));
+create index gate_notes_audience on airfield.gate_notes (('airport:' || origin));
+"""
 
 # Raw columns of a file, and the expressions that make the table's columns of them.
 _FILES: dict[str, tuple[str, str, str]] = {
@@ -112,6 +117,16 @@ def _open(path: Path) -> Iterator[IO[bytes]]:
         yield member
 
 
+def define(conn: Session) -> None:
+    """Make the schema with its tables, which are empty.
+
+    Raises:
+        psycopg.errors.DuplicateSchema: it is there already (42P06).
+    """
+    conn.execute(f"create schema {quote(SCHEMA)}".encode())
+    conn.execute(_DEFINITIONS)
+
+
 def load(conn: Session) -> dict[str, int]:
     """Make the schema and fill it, in one transaction; return the number of rows of each table.
 
@@ -121,8 +136,7 @@ def load(conn: Session) -> dict[str, int]:
     folder = data_folder()
     counts: dict[str, int] = {}
     with conn.transaction(), conn.cursor() as cursor:
-        cursor.execute(f"create schema {quote(SCHEMA)}".encode())
-        cursor.execute(_DEFINITIONS)
+        define(conn)
         for table, (name, raw, taken) in _FILES.items():
             columns = ", ".join(f"{quote(column.strip())} text" for column in raw.split(","))
             staged = quote(f"staged_{table}")
@@ -138,6 +152,7 @@ def load(conn: Session) -> dict[str, int]:
             "alter table airfield.flights add constraint flights_tailnum_fkey"
             " foreign key (tailnum) references airfield.planes not valid"
         )
+        cursor.execute(_INDEXES)
         cursor.execute("analyze airfield.flights, airfield.weather, airfield.planes, airfield.airports")
     counts["gate_notes"] = 0
     return counts

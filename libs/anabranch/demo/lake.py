@@ -15,7 +15,8 @@ from rich.console import Console
 
 from anabranch.columnar.lake import LakeTable
 from anabranch.columnar.manifest import Manifest, from_json
-from anabranch.columnar.row_states import Change
+from anabranch.columnar.row_states import DELETE, INSERT, Change
+from anabranch.demo.changes import named
 from anabranch.runtime.compactor_job import run_job, show_job
 from anabranch.store.catalog.databases import Database
 from anabranch.store.lake import compactions
@@ -92,7 +93,9 @@ def compact(url: str, root: Path, conn: Session, database: Database, console: Co
     found.parts = _parts(manifest)
     row = conn.execute(_BUSIEST, (database.id, SHOWN)).fetchone()
     if row is not None:
-        found.flight, found.history = row[0], _history(published.root, manifest, row[0], conn, database)
+        key = key_cells(database.tables[SHOWN], row[0])
+        found.flight = named(SHOWN, dict(zip(database.tables[SHOWN].key_columns, key, strict=True)))
+        found.history = _history(published.root, manifest, key, conn, database)
     return found
 
 
@@ -106,10 +109,10 @@ def _parts(manifest: Manifest) -> dict[str, tuple[int, int]]:
     return {part: (sum(f.rows for f in found), sum(f.bytes for f in found)) for part, found in files.items()}
 
 
-def _history(root: str, manifest: Manifest, key: str, conn: Session, database: Database) -> list[Step]:
+def _history(root: str, manifest: Manifest, key: tuple[Cell, ...], conn: Session, database: Database) -> list[Step]:
     lake = LakeTable(root, manifest, SHOWN, file_codecs)
     names: dict[str, str] = dict(conn.execute(_NAMES, (database.id,)).fetchall())
-    changes = lake.whole_changes(lake.registrations[-1], key=key_cells(lake.table, key))
+    changes = lake.whole_changes(lake.registrations[-1], key=key)
     return [step for change in changes for step in _steps(change, lake.table.columns, names)]
 
 
@@ -117,11 +120,14 @@ def _steps(change: Change, columns: Sequence[Column], names: Mapping[str, str]) 
     at = datetime.fromtimestamp(change.position / 1000, UTC).strftime("%H:%M:%S.%f")[:-3]
     who = names.get(change.node_id, change.node_id)
     steps: list[Step] = []
+    changed = {INSERT: (), DELETE: change.before}.get(change.type, change.changed)
     for column in columns:
-        if column.name in change.before:
+        if column.name in changed:
             head = ("", "", "") if steps else (at, who, change.type)
+            # The log begins where the table is registered: no file says how a column was before its first change.
+            before = _text(column, change.before[column.name]) if column.name in change.before else "not known"
             after = "" if change.row is None else _text(column, change.row.get(column.name))
-            steps.append(Step(*head, column.name, _text(column, change.before[column.name]), after))
+            steps.append(Step(*head, column.name, before, after))
     return steps or [Step(at, who, change.type, "", "", "")]
 
 

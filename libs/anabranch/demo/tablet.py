@@ -10,8 +10,8 @@ from multiprocessing.context import SpawnContext, SpawnProcess
 from pathlib import Path
 from typing import Any
 
-from anabranch.client import RemoteDb, SyncedDb
-from anabranch.demo.plan import Batch
+from anabranch.client import DeadLetter, RemoteDb, SyncedDb
+from anabranch.demo.changes import Batch, named
 from anabranch.errors import AnabranchError
 
 DATABASE = "airfield"
@@ -64,19 +64,19 @@ class Tablet:
             self.process.join()
 
 
-def start(context: SpawnContext, name: str, folder: Path, addresses: Mapping[str, str], key: str) -> Tablet:
-    """Start a tablet's process."""
+def start(context: SpawnContext, name: str, folder: Path, addresses: Mapping[str, str], token: str) -> Tablet:
+    """Start a tablet's process. ``token`` says whose rows it may see."""
     here, there = context.Pipe()
     file = str(folder / f"{name}.db")
-    process = context.Process(target=_serve, args=(there, name, file, dict(addresses), key), daemon=True)
+    process = context.Process(target=_serve, args=(there, name, file, dict(addresses), token), daemon=True)
     process.start()
     there.close()
     return Tablet(name, process, here)
 
 
-def _serve(pipe: Connection, name: str, file: str, addresses: Mapping[str, str], key: str) -> None:
+def _serve(pipe: Connection, name: str, file: str, addresses: Mapping[str, str], token: str) -> None:
     remote = RemoteDb(
-        ingest=addresses["ingest"], snapshot=addresses["snapshot"], resolver=addresses["conflict-resolver"], token=key
+        ingest=addresses["ingest"], snapshot=addresses["snapshot"], resolver=addresses["conflict-resolver"], token=token
     )
     db = SyncedDb(file, remote=remote, db_name=DATABASE, node_name=name)
     commands = {"pull": _pull, "work": _work, "come_back": _come_back, "report": _report}
@@ -94,10 +94,10 @@ def _serve(pipe: Connection, name: str, file: str, addresses: Mapping[str, str],
 
 
 def _pull(db: SyncedDb, pipe: Connection, _: Any) -> dict[str, Any]:
-    """The first start: a pull of every table. Afterwards the tablet is offline: it syncs only on a command.
+    """The first start: a pull of all that it may see. Afterwards the tablet is offline: it syncs only on a command.
     ``cursor``: the position that the rows are of."""
     started = time.perf_counter()
-    db.start(background=False, progress=lambda p: pipe.send(("progress", (p.table, p.rows_done, p.estimated_rows))))
+    db.start(background=False, progress=lambda p: pipe.send(("progress", (p.table, p.rows_done))))
     db.stop()
     rows = sum(count for count, _ in db.table_sums().values())
     return {"rows": rows, "seconds": time.perf_counter() - started, "cursor": db.status().cursor}
@@ -128,7 +128,14 @@ def _come_back(db: SyncedDb, pipe: Connection, _: Any) -> dict[str, Any]:
 
 
 def _report(db: SyncedDb, pipe: Connection, _: Any) -> dict[str, Any]:
-    """The tablet's state: its sums, its dead letters, and the number of batches in its queue."""
-    dead = [(letter.reason, letter.table, letter.key, letter.constraint) for letter in db.dead_letters()]
+    """The tablet's state: its dead letters, the number of batches in its queue, and the tables of which it says itself
+    that they differ."""
+    dead = [(letter.reason, letter.constraint, _row(letter)) for letter in db.dead_letters()]
     status = db.status()
-    return {"sums": db.table_sums(), "dead": dead, "queued": status.queued, "disagreeing": status.disagreeing}
+    return {"dead": dead, "queued": status.queued, "disagreeing": status.disagreeing}
+
+
+def _row(letter: DeadLetter) -> str:
+    """The refused row. Each mutation of the demo has one."""
+    key = {"key": ", ".join(map(str, letter.key))}
+    return named(letter.table, next((rows[0] for _, table, rows in letter.mutations if table == letter.table), key))

@@ -6,9 +6,11 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from anabranch.demo.changes import named
 from anabranch.store.catalog.databases import Database
 from anabranch.store.session.engine import Session
 from anabranch.v1 import errors_pb2, value_pb2, verdict_pb2
+from anabranch.values import key_cells
 from anabranch.values.messages import column_reader
 from anabranch.wire.enum_names import enum_name
 
@@ -16,8 +18,7 @@ from anabranch.wire.enum_names import enum_name
 class Lost(NamedTuple):
     """A value that lost a conflict, with the losing and the winning node."""
 
-    table: str
-    key: str
+    row: str
     column: str
     value: object
     losing_node: str
@@ -53,10 +54,6 @@ order by c.position, c.batch_id, c.ordinal
 _CAPTURED = """
 select count(distinct (position, batch_id)), count(*) from anabranch.log where database_id = %s and node_id = 'server'
 """
-_SUMS = """
-select t.name, s.row_count, s.row_hash
-from anabranch.table_sums s join anabranch.synced_tables t on t.id = s.table_id where t.database_id = %s
-"""
 
 
 def read(conn: Session, database: Database) -> Verdicts:
@@ -74,7 +71,9 @@ def read(conn: Session, database: Database) -> Verdicts:
             reason = enum_name(errors_pb2.Reason, verdict.reason)
             found.reasons[node, f"{reason} {verdict.constraint}".strip()] += 1
     for table, key, column, raw, loser, winner in conn.execute(_CONFLICTS, (database.id,)):
-        found.lost.append(Lost(table, key, column, _shown(database, table, column, raw), loser, winner))
+        key_columns = database.tables[table].key_columns
+        row = named(table, dict(zip(key_columns, key_cells(database.tables[table], key), strict=True)))
+        found.lost.append(Lost(row, column, _shown(database, table, column, raw), loser, winner))
     for batches, changes in conn.execute(_CAPTURED, (database.id,)):
         found.captured = (batches, changes)
     return found
@@ -83,8 +82,3 @@ def read(conn: Session, database: Database) -> Verdicts:
 def _shown(database: Database, table: str, column: str, raw: bytes) -> object:
     value = value_pb2.Value.FromString(raw)
     return column_reader(database.tables[table].by_name[column])(value) if column else str(value).strip()
-
-
-def read_sums(conn: Session, database: Database) -> dict[str, tuple[int, bytes]]:
-    """Count and hash of each table, as the server keeps them."""
-    return {table: (count, digest) for table, count, digest in conn.execute(_SUMS, (database.id,))}

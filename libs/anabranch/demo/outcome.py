@@ -1,0 +1,51 @@
+"""The demo's results, and whether they are as they have to be."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from anabranch.demo import backend, lake, plan, verdicts
+from anabranch.demo.airports import audience_of
+from anabranch.demo.sums import Sums, visible
+
+
+@dataclass
+class Outcome:
+    """The demo's results, for the summary and for tests. Times are in seconds. ``closing``: rows that the backend
+    changed last, by airport. ``compared``: for each tablet the rows that were compared with Postgres, and those of them
+    that differ. ``sums``: those of each tablet."""
+
+    rows: dict[str, int] = field(default_factory=dict)
+    pulls: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    work: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    returns: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    reports: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    backend: backend.Done = field(default_factory=lambda: backend.Done(0, 0, 0.0))
+    verdicts: verdicts.Verdicts = field(default_factory=verdicts.Verdicts)
+    lake: lake.Lake = field(default_factory=lake.Lake)
+    closing: Counter[str] = field(default_factory=Counter)
+    compared: dict[str, tuple[int, int]] = field(default_factory=dict)
+    sums: dict[str, Sums] = field(default_factory=dict)
+    server_sums: Sums = field(default_factory=dict)
+    seconds: float = 0.0
+
+    def agrees(self, tablet: str) -> bool:
+        """Whether a tablet holds exactly the server's rows that it may see: by the sums, by the comparison, and by what
+        it says itself."""
+        compared, differing = self.compared.get(tablet, (0, 0))
+        sums = self.sums.get(tablet) == visible(self.server_sums, audience_of(tablet))
+        return sums and compared > 0 and not differing and not self.reports[tablet]["disagreeing"]
+
+    @property
+    def equal(self) -> bool:
+        """Whether every tablet holds exactly the server's rows that it may see."""
+        return self.reports.keys() == plan.AIRPORTS.keys() and all(map(self.agrees, plan.AIRPORTS))
+
+    @property
+    def from_parquet(self) -> bool:
+        """Whether the new tablet's rows were those of the Parquet files, and not those of the tables."""
+        pulled = self.pulls.get(plan.NEW_TABLET)
+        return pulled is not None and pulled["cursor"] == self.lake.position > 0
