@@ -38,7 +38,6 @@ insert into anabranch.inbox (database_id, batch_id, node_id, principal, basis, p
 values (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)
 """
 _KEY_TEXT = '"{}"::text'
-"""Of tables with one key column."""
 _NODE = """
 insert into anabranch.nodes (database_id, node_id, name, principal, epoch, token, last_seen_ms)
 values (%s, %s, %s, %s, '', '', 0)
@@ -226,16 +225,17 @@ class ResolverRig:
 
     def _by_audience(self, table: Table) -> dict[str, tuple[int, int]]:
         """Count and hash of the rows of each audience, as Postgres evaluates the expression now."""
+        keys = ", ".join(map(_KEY_TEXT.format, table.key_columns))
         [listed] = self.sql(
-            f"select coalesce(json_agg(json_build_array({_KEY_TEXT.format(*table.key_columns)}, "
+            f"select coalesce(json_agg(json_build_array(json_build_array({keys}), "
             f"{self.database.restricted[table.name].as_list})), '[]') from {self.name}.\"{table.name}\""
         )
-        audiences = dict(listed[0])
+        audiences = {tuple(key): found for key, found in listed[0]}
         encoder = RowEncoder(table)
         sums: dict[str, tuple[int, int]] = {}
         with self.conn.transaction(), closing(scan_rows(self.conn, self.name, table)) as chunks:
             for row in (row for rows in chunks for row in rows):
-                for audience in audiences[str(row[table.key_index[0]])]:
+                for audience in audiences[tuple(str(row[i]) for i in table.key_index)]:
                     count, total = sums.get(audience, (0, 0))
                     more, more_total = table_sum(encoder, [row])
                     sums[audience] = (count + more, (total + more_total) % SUM_MODULUS)

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Container, Mapping, Sequence
 
 from anabranch.merge import MutationType, RowState, Write
-from anabranch.store.audiences.row_audiences import Key
+from anabranch.store.audiences.row_audiences import Key, RowAudiences
 from anabranch.store.session.engine import Session
 from anabranch.v1 import errors_pb2
+from anabranch.values import Cell
 from anabranch_conflict_resolver.batch.decode import RowKey
 from anabranch_conflict_resolver.batch.results import Accepting, Candidate, Rejection, forbidden
 from anabranch_conflict_resolver.batch.rights import Rights
@@ -47,18 +48,26 @@ def refusal(synced: SyncedDatabase, view: View, accepting: Accepting, rights: Ri
             continue
         at = (write.table, write.key)
         there = view.rows.get(at)
-        if there is not None and write.type is MutationType.INSERT:
-            # It has the key of a row that is not seen, and learns no more of it than that.
-            return _taken_key(synced, accepting, write)
+        if write.type is MutationType.INSERT:
+            # First whether it may write such a row: else the answer would tell whether there is one that is not seen.
+            if not _may_leave(audiences, rights, None, write):
+                return forbidden(accepting.candidate, write)
+            if there is not None:
+                # It has the key of a row that is not seen, and learns no more of it than that.
+                return _taken_key(synced, accepting, write)
+            continue
         if there is not None and not rights.may_write(view.audiences[at]):
             return forbidden(accepting.candidate, write)
-        if write.type is None or write.type is MutationType.DELETE or write.defaults:
-            continue
-        key = audiences.key_with(there, write.values)
-        after = audiences.at(key) if key is not None else None
-        if after is not None and not rights.may_write(after):
+        if write.type is MutationType.UPDATE and not write.defaults and not _may_leave(audiences, rights, there, write):
             return forbidden(accepting.candidate, write)
     return None
+
+
+def _may_leave(audiences: RowAudiences, rights: Rights, there: Sequence[Cell] | None, write: Write) -> bool:
+    """Whether a row may be as a write leaves it; also where that is not known yet."""
+    key = audiences.key_with(there, write.values)
+    after = audiences.at(key) if key is not None else None
+    return after is None or rights.may_write(after)
 
 
 def learn_expected(conn: Session, synced: SyncedDatabase, view: View, candidates: Sequence[Candidate]) -> None:

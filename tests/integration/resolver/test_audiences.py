@@ -362,6 +362,29 @@ def test_what_a_failing_query_missed_counts_once_its_rows_are_mended(rig: Resolv
     assert rig.conn.execute("select count(*) from anabranch.audiences_missed").fetchone() == (0,)
 
 
+def test_one_who_may_not_write_a_row_does_not_learn_whether_its_key_is_taken(make_rig: Any) -> None:
+    """Where the audience's column is part of the key, nothing tells of a row that is not seen."""
+    table = "create table ticket (id text, team_id text, title text, primary key (id, team_id))"
+    audiences = {"ticket": "'team:' || team_id"}
+    rig: ResolverRig = make_rig(table, {"ticket": None}, audiences=audiences, rules={"claims": {"teams": "team"}})
+    rig.sql("insert into app.ticket values ('taken', '2', 'of others')")
+    rig.drain()
+    alice = rig.node("a", "alice", ["team:1"])
+    sent = [alice.insert("ticket", {"id": one, "team_id": "2", "title": "x"}) for one in ("taken", "free")]
+    mine = alice.insert("ticket", {"id": "taken", "team_id": "1", "title": "x"})
+    rig.drain()
+    assert [rig.outcome(one) for one in sent] == ["FORBIDDEN", "FORBIDDEN"]
+    taken, free = (rig.verdict(one) for one in sent)
+    assert taken is not None
+    assert free is not None
+    assert taken.message == free.message
+    for verdict in (taken, free):
+        verdict.ClearField("batch_id")
+        verdict.mutations[0].ClearField("key")
+    assert taken == free, "nothing else tells them apart"
+    assert rig.outcome(mine) == ["APPLIED"]
+
+
 def test_a_principal_that_retention_has_forgotten_is_learned_anew(
     rig: ResolverRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
