@@ -102,7 +102,7 @@ def compact(url: str, root: Path, conn: Session, database: Database, console: Co
 def _parts(manifest: Manifest) -> dict[str, tuple[int, int]]:
     tables = manifest.tables.values()
     files = {
-        "every change, with the values before": [f for t in tables for f in t.changes],
+        "every change": [f for t in tables for f in t.changes],
         "values that lost": [f for t in tables for f in t.conflicts],
         "the latest rows": [f for t in tables if t.base is not None for f in t.base.files],
     }

@@ -106,7 +106,7 @@ def test_a_pull_of_a_table_that_shrinks_stays_within_one(databases: TestDatabase
 @pytest.mark.parametrize(
     ("rows_done", "estimated", "done", "share"),
     [(0, 0, False, 0.0), (0, 100, False, 0.0), (50, 100, False, 0.5), (100, 100, False, 0.99), (50, 10, False, 0.99),
-     (50, 10, True, 1.0), (0, 0, True, 1.0)],
+     (50, 10, True, 1.0), (0, 0, True, 1.0), (50, 0, False, 0.0)],
 )  # fmt: skip
 def test_a_share(rows_done: int, estimated: int, done: bool, share: float) -> None:
     assert Progress("item", rows_done, estimated, done).share == share

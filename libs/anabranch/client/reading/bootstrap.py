@@ -63,8 +63,11 @@ class Progress:
 
     @property
     def share(self) -> float:
-        """The share of the table that has come, from 0 to 1; only a table that is done has 1."""
-        return 1.0 if self.done else min(_NOT_YET, self.rows_done / max(1, self.estimated_rows))
+        """The share of the table that has come, from 0 to 1; only a table that is done has 1. 0 until then where there
+        is no estimate (0), as of a restricted table: its rows are not counted for each device."""
+        if self.done or not self.estimated_rows:
+            return float(self.done)
+        return min(_NOT_YET, self.rows_done / self.estimated_rows)
 
 
 class Bootstrap:
