@@ -16,7 +16,7 @@ from anabranch.store.nodes.tokens import Call, Mode
 from anabranch.v1 import errors_pb2, ingest_pb2
 from anabranch.wire.envelopes import Received, is_ulid
 from anabranch_ingest import answers
-from anabranch_ingest.audiences import Claimed, claimed
+from anabranch_ingest.audiences import ClaimedSets, claimed
 
 TOKEN_BYTES = 16
 
@@ -35,7 +35,7 @@ class Opening:
     acknowledged: int
     traceparent: str
     claims: Claims
-    claimed: Claimed
+    claimed: ClaimedSets
 
     def follow_rules(self, database: DatabaseHead) -> None:
         """Judge the claims anew where the database has other rules by now."""
@@ -140,7 +140,7 @@ def invalid(message: str) -> CallError:
 
 
 @dataclass(slots=True, eq=False)
-class Sorted:
+class SortedRequest:
     """The batches of a request: what to append, each id once; and for each envelope in its place either its verdict,
     where it needs no look into the database, or the id whose verdict it gets."""
 
@@ -153,7 +153,7 @@ class Sorted:
         return [arrival.batch_id for arrival in self.arrivals]
 
 
-def sort_batches(opening: Opening, received: Sequence[Received]) -> Sorted:
+def sort_batches(opening: Opening, received: Sequence[Received]) -> SortedRequest:
     """Put the batches of one request in order. An id that comes twice: with the same bytes it gets one verdict, other
     bytes are a reuse."""
     arrivals: list[Arrival] = []
@@ -191,4 +191,4 @@ def sort_batches(opening: Opening, received: Sequence[Received]) -> Sorted:
         if refusal is not None:
             arrival.refusal, arrival.refusal_message = refusal
         arrivals.append(arrival)
-    return Sorted(arrivals, places)
+    return SortedRequest(arrivals, places)

@@ -24,7 +24,7 @@ from anabranch.store.inbox.append import LAST_CALL_IDS
 from anabranch.v1 import ingest_pb2
 from anabranch.wire.envelopes import Assembly, Received, least_id, receive
 from anabranch_ingest import answers
-from anabranch_ingest.calls import Opening, Sorted, check_size, invalid, open_call, sort_batches
+from anabranch_ingest.calls import Opening, SortedRequest, check_size, invalid, open_call, sort_batches
 from anabranch_ingest.ingest import Ingest
 from anabranch_ingest.waiting import Ticket
 
@@ -156,7 +156,7 @@ class _Flow:
         finally:
             self._ingest.memory.give_back(size)
 
-    async def _append(self, batches: Sorted) -> None:
+    async def _append(self, batches: SortedRequest) -> None:
         ids = batches.batch_ids
         call = None
         if ids and self._recorded < LAST_CALL_IDS:
@@ -203,7 +203,7 @@ class _Flow:
             size += len(taken[-1])
         return taken
 
-    def _sort(self, request: ingest_pb2.SendStreamRequest) -> Sorted:
+    def _sort(self, request: ingest_pb2.SendStreamRequest) -> SortedRequest:
         ingest, database = self._ingest, self._opening.database
         oldest = least_id(ingest.clock.now_ms() - database.retention_ms)
         # A stream goes on for an hour, and rules may change meanwhile.

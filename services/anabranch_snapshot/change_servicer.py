@@ -25,7 +25,7 @@ from anabranch_snapshot.moments import seen_by
 from anabranch_snapshot.page_tokens import Place, from_token, place_after, to_token
 from anabranch_snapshot.pages import to_sum
 from anabranch_snapshot.snapshot import Snapshot
-from anabranch_snapshot.subscribe import OWN, Everything, Source, Visible, follow
+from anabranch_snapshot.subscribe import OWN, Everything, Source, VisibleToOne, follow
 from anabranch_snapshot.unread import SMALL_BYTES, Unread
 from anabranch_snapshot.viewers import Viewer, viewer_of
 
@@ -134,7 +134,7 @@ class ChangeServicer:
         viewer = self._viewer(database, state)
         if viewer is None:
             return Everything(snapshot.log, database, snapshot.tail(database))
-        return Visible(snapshot.viewers, viewer, snapshot.viewers_tail(database))
+        return VisibleToOne(snapshot.viewers, viewer, snapshot.viewers_tail(database))
 
     def _viewer(self, database: Database, state: position_pb2.NodeState) -> Viewer | None:
         """The caller as a viewer; None where everybody sees the same."""

@@ -13,7 +13,7 @@ from anabranch_snapshot.page_tokens import Place
 from anabranch_snapshot.subscriber import Subscriber
 from anabranch_snapshot.tail import Tail, to_response
 from anabranch_snapshot.unread import SMALL_BYTES, Unread
-from anabranch_snapshot.viewers import Seen, Viewer, Viewers
+from anabranch_snapshot.viewers import SeenPage, Viewer, Viewers
 from anabranch_snapshot.viewers_tail import ViewersTail
 
 OWN = 2
@@ -50,14 +50,14 @@ class Everything:
         return await self._log.read(self._database, place, max_bytes, self._tail.limit(place), known=known)
 
 
-class Visible:
+class VisibleToOne:
     """The pages of a viewer."""
 
     def __init__(self, viewers: Viewers, viewer: Viewer, tail: ViewersTail) -> None:
         self._viewers = viewers
         self._viewer = viewer
         self._tail = tail
-        self._last: Seen | None = None
+        self._last: SeenPage | None = None
         self.detach = tail.detach
 
     async def read(self, place: Place, max_bytes: int, known: Sequence[SeenGroup]) -> Reading:

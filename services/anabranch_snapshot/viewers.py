@@ -105,7 +105,7 @@ def viewer_of(database: Database, principal: Principal, state: position_pb2.Node
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class SeenPage:
     """A viewer's page. ``memberships``: what queries give it where the page ends, ``audiences``: what it sees there."""
 
     reading: Reading
@@ -187,7 +187,7 @@ class Viewers:
         resumed: SeenGroup | None = None,
         seen: bytes = b"",
         first: bool = True,
-    ) -> Seen:
+    ) -> SeenPage:
         """A viewer's next page, as ``Log.read`` has it for everybody. ``seen``: the digest of what the viewer must see
         where the page begins; ``first``: the page says all that it sees there, unless the viewer's node holds just
         that.
@@ -220,9 +220,9 @@ class Viewers:
         for position, change in within.items():
             if position <= passage.settled:
                 memberships = apply(memberships, change)
-        return Seen(reading, memberships, viewer.audiences(memberships))
+        return SeenPage(reading, memberships, viewer.audiences(memberships))
 
-    async def sums(self, viewer: Viewer, page: Seen) -> list[LoggedSum]:
+    async def sums(self, viewer: Viewer, page: SeenPage) -> list[LoggedSum]:
         """The sums that a viewer may compare at the end of its page, as far as they have not changed since. Raises as
         ``sums_of``."""
         sums, rows = await self.sums_of(viewer.database, page.audiences)

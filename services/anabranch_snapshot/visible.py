@@ -60,7 +60,7 @@ class Eye(NamedTuple):
     node_id: str = ""
 
 
-class Shown(Enum):
+class ShownPart(Enum):
     """The part of an effect that a reader gets."""
 
     NOTHING = 0
@@ -68,14 +68,14 @@ class Shown(Enum):
     REMOVED = 2
 
 
-def effect_shown(kind: int, before: Sequence[str], after: Sequence[str], kept: frozenset[str]) -> Shown:
+def effect_shown(kind: int, before: Sequence[str], after: Sequence[str], kept: frozenset[str]) -> ShownPart:
     """The rule for an effect of a restricted table, of the type ``kind``: the row's audiences before and after it, and
     those that the reader had before its group and kept."""
     was_seen, is_seen = not kept.isdisjoint(before), not kept.isdisjoint(after)
     if is_seen:
         whole = kind == _INSERT or (kind == _UPDATE and set(before) != set(after))
-        return Shown.AS_IT_IS if was_seen or whole else Shown.NOTHING
-    return Shown.REMOVED if was_seen else Shown.NOTHING
+        return ShownPart.AS_IT_IS if was_seen or whole else ShownPart.NOTHING
+    return ShownPart.REMOVED if was_seen else ShownPart.NOTHING
 
 
 def loser_shown(before: Sequence[str], after: Sequence[str], kept: frozenset[str]) -> bool:
@@ -161,11 +161,11 @@ def _add_batch(group: change_pb2.LoggedGroup, passage: Passage, batch: PassageBa
                 losers.append(content)
             continue
         goes_on = False
-        shown = Shown.AS_IT_IS if is_open else effect_shown(scope.type, row_before, row_after, kept)
-        if shown is Shown.NOTHING:
+        shown = ShownPart.AS_IT_IS if is_open else effect_shown(scope.type, row_before, row_after, kept)
+        if shown is ShownPart.NOTHING:
             continue
         whose = _NOT_RESTRICTED
-        if shown is Shown.REMOVED and scope.type != _DELETE:
+        if shown is ShownPart.REMOVED and scope.type != _DELETE:
             removal = None if scope.goes_on else _removal(passage.database, scope)
             if removal is None:
                 continue
@@ -173,7 +173,7 @@ def _add_batch(group: change_pb2.LoggedGroup, passage: Passage, batch: PassageBa
         else:
             effects.append(content)
             goes_on = True
-            if shown is Shown.AS_IT_IS and not is_open:
+            if shown is ShownPart.AS_IT_IS and not is_open:
                 whose = change_pb2.Audiences(values=_told(row_after, kept))
         audiences.append(whose)
         restricted = restricted or not is_open

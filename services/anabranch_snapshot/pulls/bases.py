@@ -45,7 +45,7 @@ _KEPT = 16
 _log = structlog.get_logger()
 
 
-class Why(StrEnum):
+class WhyPostgres(StrEnum):
     """Why a pull is not served from Parquet: the values of a label of ``anabranch_pull_sources``."""
 
     RESUMED = "resumed"
@@ -77,22 +77,22 @@ class Served:
 
 def why_not(
     found: FoundBase, database: Database, state: position_pb2.NodeState, now_ms: int, *, resumed: bool
-) -> Why | None:
+) -> WhyPostgres | None:
     """Return why a published base does not fit a pull, its manifest and its files left aside. A pull that is
     ``resumed`` goes on with an old one, of a node that may write meanwhile."""
     if any(one.is_lost(found.seen_chain, found.floor, found.head) for one in seen_by(database, state.greatest_seen)):
-        return Why.NODE
+        return WhyPostgres.NODE
     if found.chain is None or found.floor > found.position:
-        return Why.FLOOR
+        return WhyPostgres.FLOOR
     if found.schema_version != database.schema_version:
-        return Why.SCHEMA
+        return WhyPostgres.SCHEMA
     age_ms = 0 if found.lacks_since is None else now_ms - found.lacks_since
     if not resumed and age_ms > database.policy.pull_base_max_age_minutes * _MINUTE_MS:
-        return Why.OLD
+        return WhyPostgres.OLD
     # Verdicts that came since the pull began say nothing of the rows that it had brought by then.
     beyond = 0 if resumed else max(state.greatest_seen.server_timestamp_ms, found.acknowledged)
     if max(state.acknowledged, beyond) > found.position:
-        return Why.NODE
+        return WhyPostgres.NODE
     return None
 
 
@@ -132,41 +132,41 @@ class Bases:
 
     async def choose(
         self, database: Database, tables: Sequence[Table], state: position_pb2.NodeState, run_id: str | None = None
-    ) -> Served | Why:
+    ) -> Served | WhyPostgres:
         """The base for a pull of some tables, or why there is none. ``run_id``: the run that the pull goes on from.
 
         Raises:
             psycopg.Error: the published base or its manifest can't be read.
         """
         if run_id is None and not database.policy.pull_base_max_age_minutes:
-            return Why.NONE
+            return WhyPostgres.NONE
         async with self._pool.connection() as conn:
             seen_ms = state.greatest_seen.server_timestamp_ms
             found = await find_base(conn, database.id, database.epoch, state.node.id, run_id, seen_ms)
         if found is None:
-            return Why.NONE
+            return WhyPostgres.NONE
         why = why_not(found, database, state, self._clock.now_ms(), resumed=run_id is not None)
         if why is not None or found.chain is None:
-            return why or Why.FLOOR
+            return why or WhyPostgres.FLOOR
         since = self._broken.get((database.id, found.run_id))
         if since is not None and time.monotonic() - since < self._settings.base_retry_ms / 1000:
-            return Why.BROKEN
+            return WhyPostgres.BROKEN
         try:
             base = await self._open(database, found)
         except EvidenceError as error:
             self._break(database, found, error)
-            return Why.BROKEN
+            return WhyPostgres.BROKEN
         if base is None:
-            return Why.NONE
+            return WhyPostgres.NONE
         if lacks(base.manifest, database, tables):
-            return Why.SCHEMA
+            return WhyPostgres.SCHEMA
         proof = asyncio.create_task(self._prove(database, found, base, [table.name for table in tables]))
         self._proofs.add(proof)
         proof.add_done_callback(self._proofs.discard)
         done, _ = await asyncio.wait({proof}, timeout=self._settings.base_proof_wait_ms / 1000)
         if not done:
-            return Why.UNPROVEN
-        return Served(found, base, found.chain) if proof.result() else Why.BROKEN
+            return WhyPostgres.UNPROVEN
+        return Served(found, base, found.chain) if proof.result() else WhyPostgres.BROKEN
 
     async def broke(self, database: Database, served: Served, error: EvidenceError) -> None:
         """A base turned out to be broken while it was read: nothing is taken as proven any more, unless a newer one was

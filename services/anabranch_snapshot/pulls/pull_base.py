@@ -37,7 +37,7 @@ from anabranch_snapshot.pulls.turns import Turns
 _Chunk = tuple[pa.RecordBatch, memoryview, RowPlace]
 
 
-class _Rows:
+class _BaseRows:
     """The reader of a session: reads the rows of a base, one table after the other. ``pid`` is the process of its
     session with Postgres, once there is one."""
 
@@ -112,7 +112,7 @@ async def pull_base(
         earlier parts.
         psycopg.Error: an audience expression can't be evaluated.
     """
-    rows = _Rows(database, served, seen, turns.source)
+    rows = _BaseRows(database, served, seen, turns.source)
     session = PullSession(rows, turns, await turns.take())
     first: position_pb2.ServerState | None = state
     try:
@@ -141,7 +141,7 @@ async def pull_base(
 
 
 async def _table(
-    session: PullSession, rows: _Rows, database: Database, wanted: Wanted, served: Served, seen: frozenset[str]
+    session: PullSession, rows: _BaseRows, database: Database, wanted: Wanted, served: Served, seen: frozenset[str]
 ) -> AsyncGenerator[Response, None]:
     table, position, run_id = wanted.table, served.found.position, served.found.run_id
     restricted = table.name in database.restricted

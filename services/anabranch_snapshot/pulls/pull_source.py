@@ -17,7 +17,7 @@ from anabranch.runtime.errors import CallError
 from anabranch.store.catalog.databases import Database
 from anabranch.store.lake.published_bases import read_floor
 from anabranch.v1 import errors_pb2, position_pb2
-from anabranch_snapshot.pulls.bases import Served, Why
+from anabranch_snapshot.pulls.bases import Served, WhyPostgres
 from anabranch_snapshot.pulls.pull import Wanted
 from anabranch_snapshot.snapshot import Snapshot
 from anabranch_snapshot.viewers import Viewer
@@ -44,18 +44,18 @@ async def choose_source(
     runs = {one.progress.base.run_id for one in wanted if one.progress is not None and one.progress.base is not None}
     keyed = any(one.progress is not None and one.progress.base is None for one in wanted)
     restricted = any(one.table.name in database.restricted for one in wanted)
-    chosen: Served | Why = Why.RESUMED
+    chosen: Served | WhyPostgres = WhyPostgres.RESUMED
     seen: frozenset[str] | None = frozenset()
     if restricted and (viewer is None or viewer.acting is not None or any(one.audiences for one in wanted)):
-        chosen = Why.RESTRICTED
+        chosen = WhyPostgres.RESTRICTED
     elif not keyed and len(runs) <= 1:
         chosen = await snapshot.bases.choose(database, [one.table for one in wanted], state, next(iter(runs), None))
         if isinstance(chosen, Served) and restricted and viewer is not None:
             seen = await snapshot.viewers.seen_since(viewer, chosen.found.position)
             if seen is None:
-                chosen = Why.RESTRICTED
+                chosen = WhyPostgres.RESTRICTED
         if isinstance(chosen, Served) and not await _held(snapshot, database, chosen, state, subject):
-            chosen = Why.FLOOR
+            chosen = WhyPostgres.FLOOR
     if isinstance(chosen, Served) and seen is not None:
         _log.info("a pull reads from Parquet", database=database.name, run=chosen.found.run_id)
         metrics.count("anabranch_pull_sources", database=database.name, source="parquet", why="")

@@ -18,7 +18,7 @@ def row_in_log() -> None:
     """The log shows rows to everybody."""
     from anabranch_snapshot import visible
 
-    visible.effect_shown = lambda *_: visible.Shown.AS_IT_IS
+    visible.effect_shown = lambda *_: visible.ShownPart.AS_IT_IS
 
 
 def row_in_pull() -> None:

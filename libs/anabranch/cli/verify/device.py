@@ -115,7 +115,7 @@ def _check(conn: Session, database: Database, device: sqlite3.Connection, here: 
 
 
 @dataclass(frozen=True, slots=True)
-class _Sight:
+class _Comparable:
     """The rows that are compared: all of an open table, and of a restricted one those of audiences whose every row the
     device has."""
 
@@ -123,10 +123,12 @@ class _Sight:
     there: Callable[[Iterable[list[Row]]], Iterable[Sequence[Cell]]]
 
 
-def _sight(conn: Session, database: Database, device: sqlite3.Connection, here: DeviceTable, table: Table) -> _Sight:
+def _sight(
+    conn: Session, database: Database, device: sqlite3.Connection, here: DeviceTable, table: Table
+) -> _Comparable:
     audience = database.restricted.get(table.name)
     if audience is None:
-        return _Sight(iter, chain.from_iterable)
+        return _Comparable(iter, chain.from_iterable)
     if not device.execute("SELECT 1 FROM sqlite_master WHERE name = '_db_row_audiences'").fetchall():
         raise NotComparableError(f"the file does not know whom rows of {here.name} are for: have the device sync first")
     complete = audience_sums.complete(device, here.name)
@@ -143,7 +145,7 @@ def _sight(conn: Session, database: Database, device: sqlite3.Connection, here: 
             found = zip(some, audiences_of(conn, of_table, some), strict=True)
             yield from (row for row, audiences in found if not complete.isdisjoint(audiences))
 
-    return _Sight(lambda rows: (row for row in rows if _key(table, row) in keys), of_complete)
+    return _Comparable(lambda rows: (row for row in rows if _key(table, row) in keys), of_complete)
 
 
 def _key(table: Table, row: Sequence[Cell]) -> str:

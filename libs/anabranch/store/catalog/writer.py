@@ -129,17 +129,17 @@ order by 1
 """
 
 
-class Judged(NamedTuple):
+class JudgedRole(NamedTuple):
     """A role as which groups are committed, and in words the rights that this does not take."""
 
     name: str
     excess: list[str]
 
 
-def judge(conn: Connection, role: str | None = None) -> Judged:
+def judge(conn: Connection, role: str | None = None) -> JudgedRole:
     """The rights of a role that a writer does not need; None is the session's role. Raises psycopg.Error."""
     [judged] = conn.execute(_EXCESS, {"role": role}).fetchall()
-    return Judged._make(judged)
+    return JudgedRole._make(judged)
 
 
 def lacking(conn: Connection) -> list[str]:

@@ -28,7 +28,7 @@ order by from_position
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class LogStretch:
     """A stretch (``after``, ``upto``] of the log, all of it of tables with these columns."""
 
     after: int
@@ -43,7 +43,7 @@ class Piece:
         )
 
 
-def read_pieces(conn: Session, database_id: int, epoch: str, after: int, upto: int) -> list[Piece]:
+def read_pieces(conn: Session, database_id: int, epoch: str, after: int, upto: int) -> list[LogStretch]:
     """The pieces of (``after``, ``upto``], in order.
 
     Raises:
@@ -57,7 +57,7 @@ def read_pieces(conn: Session, database_id: int, epoch: str, after: int, upto: i
     return pieces
 
 
-def _pieces(rows: Iterable[tuple[str, int, int, Mapping[str, object]]], after: int, upto: int) -> Iterator[Piece]:
+def _pieces(rows: Iterable[tuple[str, int, int, Mapping[str, object]]], after: int, upto: int) -> Iterator[LogStretch]:
     reached = after
     for run_id, first, last, content in rows:
         if first > reached:
@@ -71,13 +71,13 @@ def _pieces(rows: Iterable[tuple[str, int, int, Mapping[str, object]]], after: i
             if end > reached:
                 # Of several registrations of one name the changes up to here are of the first that ended later.
                 then = {f.columns.table.name: f.columns for f in reversed(manifest.former) if f.last_position >= end}
-                yield Piece(reached, end, {**columns, **then})
+                yield LogStretch(reached, end, {**columns, **then})
                 reached = end
 
 
-def _joined(pieces: Iterable[Piece]) -> Iterator[Piece]:
+def _joined(pieces: Iterable[LogStretch]) -> Iterator[LogStretch]:
     """Pieces with the same columns as one: files are looked through once for each."""
-    before: Piece | None = None
+    before: LogStretch | None = None
     for piece in pieces:
         if before is not None and _alike(before.columns, piece.columns):
             before = replace(before, upto=piece.upto, columns={**before.columns, **piece.columns})
