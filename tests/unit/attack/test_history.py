@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
 from anabranch.testkit.attack.history import History
 
 NOBODY: frozenset[str] = frozenset()
@@ -118,3 +123,31 @@ def test_audiences_are_held_from_their_position_on() -> None:
     assert not past.holds("bob", NOBODY, "team:t1", 19)
     assert past.holds("bob", NOBODY, "team:t1", 99)
     assert past.holds("bob", T2, "team:t2", 0)
+
+
+AUDIENCES = st.sampled_from([NOBODY, T1, T2, T1 | T2])
+CHANGES = st.lists(
+    st.tuples(st.integers(0, 1), st.sampled_from("abc"), AUDIENCES)
+    | st.tuples(st.just(2), st.just("alice"), AUDIENCES),
+    max_size=30,
+)
+
+
+@given(st.lists(CHANGES, max_size=6), AUDIENCES)
+def test_the_most_rows_at_once_are_those_of_the_fullest_place(groups: list[Any], claimed: frozenset[str]) -> None:
+    """Against a count at each place, of each row by itself."""
+    past = history()
+    for position, changes in enumerate(groups, 1):
+        for _, principal, audiences in [one for one in changes if one[0] == 2][:1]:
+            past.join(position, principal, audiences)
+        for ordinal, (kind, key, audiences) in enumerate(changes):
+            if kind == 0:
+                past.put((position, ordinal), "job", key, [], audiences)
+            elif kind == 1:
+                past.remove((position, ordinal), "job", key)
+    parts = [part for _, span in past._spans["job"] for part in past._seen("alice", claimed, span)]
+    most = 0
+    for position in range(len(groups) + 1):
+        for ordinal in range(-1, 31):
+            most = max(most, sum(begin <= (position, ordinal) < end for begin, end in parts))
+        assert past.most_rows("alice", claimed, "job", position) == most

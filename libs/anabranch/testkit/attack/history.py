@@ -12,9 +12,10 @@ of the code that decides it in the product. Answers are kept until it is told mo
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, TypeAlias
 
 Place: TypeAlias = tuple[int, int]
@@ -49,6 +50,7 @@ class History:
     groups: list[int] = field(default_factory=list)
     _rows: dict[tuple[str, str], _Row] = field(default_factory=dict)
     _spans: dict[str, list[tuple[str, Span]]] = field(default_factory=lambda: defaultdict(list))
+    _of_row: dict[tuple[str, str], list[Span]] = field(default_factory=lambda: defaultdict(list))
     _values: dict[str, list[Span]] = field(default_factory=lambda: defaultdict(list))
     _lost: dict[str, list[tuple[Place, Audiences, Audiences]]] = field(default_factory=lambda: defaultdict(list))
     _members: dict[str, list[Span]] = field(default_factory=dict)
@@ -64,6 +66,7 @@ class History:
         row = _Row(frozenset(marks), Span(frozenset(audiences), place))
         self._rows[table, key] = row
         self._spans[table].append((key, row.span))
+        self._of_row[table, key].append(row.span)
         for mark in row.marks:
             self._values[mark].append(row.span)
 
@@ -112,8 +115,8 @@ class History:
 
     def at(self, place: Place, table: str, key: str) -> Audiences:
         """The audiences of a row at a place; none where it was not there."""
-        spans = [span for one, span in self._spans[table] if one == key and span.begin <= place < span.end]
-        return spans[0].audiences if spans else NOBODY
+        spans = self._of_row.get((table, key), [])
+        return next((span.audiences for span in spans if span.begin <= place < span.end), NOBODY)
 
     def sees(self, principal: str, claimed: Collection[str], mark: str, reached: int, *, between: bool = False) -> bool:
         """Whether a principal whose token gives the audiences ``claimed`` may have got a value by the position
@@ -129,7 +132,8 @@ class History:
     def _shown(self, principal: str, claimed: Collection[str], mark: str, between: bool) -> Iterator[int]:
         """Positions from which on a principal could see a value."""
         for span in self._values.get(mark, ()):
-            yield from (begin[0] for begin, _ in self._seen(principal, claimed, span, between))
+            # They come in order: the first one is the earliest.
+            yield from (begin[0] for begin, _ in islice(self._seen(principal, claimed, span, between), 1))
         for place, before, after in self._lost.get(mark, ()):
             own = self._set(principal, claimed, place)
             if own & after and (not before or own & before):
@@ -139,15 +143,18 @@ class History:
         """Whether an audience was among a principal's at a position up to ``reached``."""
         if audience in claimed:
             return True
-        spans = self._members.get(principal, ())
-        return any(audience in span.audiences and span.begin[0] <= reached for span in spans)
+        asked = ("holds", principal, audience)
+        if asked not in self._kept:
+            spans = self._members.get(principal, ())
+            self._kept[asked] = next((span.begin[0] for span in spans if audience in span.audiences), _NEVER)
+        return bool(self._kept[asked] <= reached)
 
     def most_rows(self, principal: str, claimed: Collection[str], table: str, reached: int) -> int:
         """The most rows of a table that a principal could see at one position up to ``reached``."""
         asked = ("most", principal, frozenset(claimed), table)
         if asked not in self._kept:
-            seen = [part for _, span in self._spans[table] for part in self._seen(principal, claimed, span)]
-            self._kept[asked] = _most_at_once(seen)
+            spans = [span for _, span in self._spans[table] if span.begin < span.end]
+            self._kept[asked] = most_at_once(spans, frozenset(claimed), self._members.get(principal, ()))
         positions, most = self._kept[asked]
         place = bisect_right(positions, reached)
         return int(most[place - 1]) if place else 0
@@ -159,7 +166,7 @@ class History:
         if asked not in self._kept:
             first: dict[str, int] = {}
             for key, span in self._spans[table]:
-                for begin, _ in self._seen(principal, claimed, span, between=True):
+                for begin, _ in islice(self._seen(principal, claimed, span, between=True), 1):
                     first[key] = min(first.get(key, _NEVER), begin[0])
             self._kept[asked] = sorted(first.values())
         return bisect_right(self._kept[asked], reached)
@@ -181,19 +188,25 @@ class History:
         return {count for count, position in self._kept[asked].items() if position <= reached}
 
     def _set(self, principal: str, claimed: Collection[str], place: Place) -> Audiences:
-        given = [s.audiences for s in self._members.get(principal, ()) if s.begin <= place < s.end]
-        return frozenset(claimed).union(*given)
+        spans = self._members.get(principal, [])
+        at = bisect_right(spans, place, key=_begin) - 1
+        return frozenset(claimed) | (spans[at].audiences if at >= 0 and place < spans[at].end else NOBODY)
 
     def _seen(
         self, principal: str, claimed: Collection[str], span: Span, between: bool = False
     ) -> Iterator[tuple[Place, Place]]:
-        """The parts of a span in which the principal had one of its audiences; ``between`` as in ``sees``."""
+        """The parts of a span in which the principal had one of its audiences, in order; ``between`` as in ``sees``."""
         if span.begin >= span.end:
             return
         if not span.audiences.isdisjoint(claimed):
             yield span.begin, span.end
             return
-        for members in self._members.get(principal, ()):
+        spans = self._members.get(principal, [])
+        # One of before counts a little longer where tables are looked at between commits.
+        for at in range(max(0, bisect_right(spans, span.begin, key=_begin) - 1 - between), len(spans)):
+            members = spans[at]
+            if members.begin >= span.end:
+                return
             left = (members.end[0] + 1, -1) if between else members.end
             begin, end = max(span.begin, members.begin), min(span.end, left)
             # A value that ends in the very group that gives the audience was never seen by it.
@@ -202,17 +215,41 @@ class History:
                 yield begin, end
 
 
-def _most_at_once(parts: Iterable[tuple[Place, Place]]) -> tuple[list[int], list[int]]:
-    """Positions, in order, and the most parts at once up to each of them."""
-    changes: dict[Place, int] = defaultdict(int)
-    for begin, end in parts:
-        changes[begin] += 1
-        changes[end] -= 1
+def _begin(span: Span) -> Place:
+    return span.begin
+
+
+def most_at_once(spans: Sequence[Span], claimed: Audiences, members: Sequence[Span]) -> tuple[list[int], list[int]]:
+    """Positions, in order, and the most rows (``spans``, none empty) that were seen at once up to each of them, by whom
+    claims and memberships give the audiences ``claimed`` and ``members``, which follow each other. A row that ends in
+    the very group that gives its audience was never seen by it."""
+    events: list[tuple[Place, int, Span]] = []
+    ending: dict[int, Counter[Audiences]] = defaultdict(Counter)
+    for span in spans:
+        events += [(span.begin, 1, span), (span.end, 0, span)]
+        if span.begin[0] < span.end[0]:
+            ending[span.end[0]][span.audiences] += 1
+    events += [(one.begin, -1, one) for one in members]
+    events.sort(key=lambda event: event[:2])
+    there: Counter[Audiences] = Counter()
+    leaving: Counter[Audiences] = Counter()
+    before = seen = claimed
     positions: list[int] = []
     found: list[int] = []
-    most = now = 0
-    for place in sorted(changes):
-        now += changes[place]
+    most = 0
+    for place, kind, span in events:
+        if kind == -1:
+            before, seen = seen, claimed | span.audiences
+            leaving = Counter(ending.get(place[0], {}))
+        elif kind == 1:
+            there[span.audiences] += 1
+        else:
+            there[span.audiences] -= 1
+            if span.begin[0] < place[0]:
+                leaving[span.audiences] -= 1
+        now = sum(count for audiences, count in there.items() if audiences & seen)
+        if before != seen:
+            now -= sum(max(0, left) for one, left in leaving.items() if one & seen and not one & before)
         most = max(most, now)
         positions.append(place[0])
         found.append(most)
