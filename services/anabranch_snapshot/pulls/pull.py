@@ -42,6 +42,7 @@ from anabranch_snapshot.pulls.turns import Turns
 from anabranch_snapshot.viewers import Viewer, Viewers
 
 _log = structlog.get_logger()
+_Chunk = tuple[pa.RecordBatch, memoryview]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,12 @@ class _Sight:
     def of(self, wanted: Wanted) -> frozenset[str]:
         """The audiences whose rows are sent of a table."""
         return self.audiences & wanted.audiences if wanted.audiences else self.audiences
+
+    async def still_at(self, position: int) -> frozenset[str]:
+        """The audiences that the viewer sees at a later position as well: of those that came since, no rows were read,
+        and those that went are no longer seen there."""
+        then = await self.viewers.memberships(self.viewer, position)
+        return self.audiences & self.viewer.audiences(then.audiences)
 
 
 async def pull(
@@ -148,18 +155,10 @@ async def _table(
     key, rows_done = before.key, before.rows_done
     progress = replace(before, last=shown)
 
-    def first() -> tuple[pa.RecordBatch, memoryview] | None:
-        reader.open_table(table, key, only)
-        return following()
-
-    def following() -> tuple[pa.RecordBatch, memoryview] | None:
-        batch = reader.next_batch()
-        return None if batch is None else (batch, to_ipc(batch))
-
-    ahead = session.start(first)
+    ahead = session.start(lambda: _first(reader, table, key, only))
     while (chunk := await ahead) is not None:
         # The next one is read while the client takes this one.
-        ahead = session.start(following)
+        ahead = session.start(lambda: _following(reader))
         batch, ipc = chunk
         if not batch.num_rows:
             continue
@@ -171,6 +170,7 @@ async def _table(
         whole = snapshot_pb2.PullResponse(table=table.name, rows_done=rows_done, as_of=as_of, resume=resume)
         for part in in_parts(whole, ipc, as_of):
             yield part
+    done = snapshot_pb2.PullResponse(table=table.name, rows_done=rows_done, done=True, as_of=as_of)
     newest = reader.undrained.get(table.id)
     if newest is not None:
         # The rows are of the moment, and some are ahead of its position: a reader is exact only once the log has them.
@@ -181,28 +181,28 @@ async def _table(
             memoryview(b""),
         )
         drained = await turns.drained(database.id, table.id, newest, shown)
-        head = to_position(database, *drained)
-        response = snapshot_pb2.PullResponse(table=table.name, rows_done=rows_done, done=True, as_of=head)
-        if only is not None and sight is not None:
-            # Rows were read of the moment's audiences. Those that came since are not among them, and those that went
-            # are no longer seen at this position.
-            then = await sight.viewers.memberships(sight.viewer, drained.position)
-            response.audiences.CopyFrom(to_message(sight.audiences & sight.viewer.audiences(then.audiences)))
-            response.without_sums = True
-        yield response, memoryview(b"")
-        return
-    if only is not None and sight is not None:
+        done.as_of.CopyFrom(to_position(database, *drained))
+        if sight is not None and only is not None:
+            done.audiences.CopyFrom(to_message(await sight.still_at(drained.position)))
+            done.without_sums = True
+    elif sight is not None and only is not None:
         sent = only.audiences
         found = await session.start(lambda: reader.audience_sums(table, sent))
-        response = snapshot_pb2.PullResponse(table=table.name, rows_done=rows_done, done=True, as_of=as_of)
-        response.audiences.CopyFrom(to_message(sight.audiences))
-        response.sums.extend(map(to_sum, found))
-        yield response, memoryview(b"")
-        return
-    row = sums.get(table.name)
-    total = None if row is None else to_sum(row)
-    response = snapshot_pb2.PullResponse(table=table.name, rows_done=rows_done, done=True, as_of=as_of, sum=total)
-    yield response, memoryview(b"")
+        done.audiences.CopyFrom(to_message(sight.audiences))
+        done.sums.extend(map(to_sum, found))
+    elif (row := sums.get(table.name)) is not None:
+        done.sum.CopyFrom(to_sum(row))
+    yield done, memoryview(b"")
+
+
+def _first(reader: PullReader, table: Table, key: Sequence[str] | None, only: Only | None) -> _Chunk | None:
+    reader.open_table(table, key, only)
+    return _following(reader)
+
+
+def _following(reader: PullReader) -> _Chunk | None:
+    batch = reader.next_batch()
+    return None if batch is None else (batch, to_ipc(batch))
 
 
 def require_same(table: Table, before: PullProgress, seen: bytes) -> None:

@@ -38,6 +38,11 @@ class Patch:
     position: int
     audiences: frozenset[str] | None = None
 
+    @property
+    def needs_base(self) -> bool:
+        """Whether it changes single cells of a row that is there."""
+        return self.row is None and self.changes is not None
+
 
 def overlaid(table: DeviceTable, base: Sequence[Cell] | None, parts: Sequence[RowPart]) -> Base:
     """The shown row of cells: ``base`` with ``parts`` on it."""
@@ -90,9 +95,8 @@ def rebase(
     """Change bases by ``patches`` (by key text) and show again these rows and the ``touched`` ones (key text to stored
     key), whose batches have left the queue or come to it.
 
-    Gives the key texts of rows that a patch should have changed but the base lacks, where the patch's position is after
-    ``lenient_ms``: up to there a pull may have seen the row's deletion already. Rows of audiences alone that are still
-    to be pulled may be lacking.
+    Gives the key texts of rows that a patch should have changed but the base lacks. Up to ``lenient_ms`` a pull may
+    have seen the row's deletion already, and rows of audiences that are still to be pulled may be lacking.
 
     Raises:
         sqlite3.Error: SQLite does not take a row.
@@ -113,11 +117,9 @@ def rebase(
         old_stored = shown_rows.get(key)
         patch = patches.get(key)
         old_base = bases[key] if key in bases else None if old_stored is None else load(old_stored)
-        new_base = old_base
+        new_base = old_base if patch is None else patch.row or _changed(old_base, patch.changes)
         if patch is not None:
-            new_base = patch.row if patch.row is not None else _changed(old_base, patch.changes)
-            is_changed = patch.row is None and patch.changes is not None
-            if is_changed and old_base is None and patch.position > lenient_ms:
+            if patch.needs_base and old_base is None and patch.position > lenient_ms:
                 lacking.append((key, patch.audiences))
             changed.append(Changed(key, old_base, new_base, patch.audiences))
         if parts := parts_of.get(key):
@@ -140,6 +142,11 @@ def rebase(
     _show(tx, table, writes, deletes)
     _keep(tx, table, kept, dropped)
     sum_up(tx, table, changed)
+    return _missing(tx, table, lacking)
+
+
+def _missing(tx: Tx, table: DeviceTable, lacking: Sequence[tuple[str, frozenset[str] | None]]) -> list[str]:
+    """Those of the rows that the base lacks, each with its audiences, that it should have."""
     if not lacking or not table.restricted:
         return [key for key, _ in lacking]
     complete = audience_sums.complete(tx.conn, table.name)

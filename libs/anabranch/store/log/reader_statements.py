@@ -50,17 +50,7 @@ left join lateral (
                and position <= least(h.position, $8::int8)
              order by position, batch_id, ordinal limit {MOST_ITEMS + 1})
             union all
-            (select position, batch_id, 1, ordinal,
-                    case when winning_batch = batch_id then winning_node else losing_node end,
-                    case when octet_length(losing_value) <= {MOST_LOSING_VALUE_BYTES} then losing_value end,
-                    case when octet_length(losing_value) <= {MOST_LOSING_VALUE_BYTES} then octet_length(losing_value)
-                         else 0 end,
-                    {LOSER_OVERHEAD_BYTES} + 2 * octet_length(key), table_id, key, column_name, losing_batch,
-                    losing_node, winning_batch{of_conflicts}
-             from anabranch.conflicts
-             where database_id = $1::int8 and (position, batch_id, ordinal) >= ($3::int8, $4::text, $7::int8)
-               and position <= least(h.position, $8::int8)
-             order by position, batch_id, ordinal limit {MOST_ITEMS + 1})
+            ({_losers(of_conflicts)})
             order by position, batch_id, kind, ordinal limit {MOST_ITEMS + 1}
         ) e
         window w as (order by position, batch_id, kind, ordinal)
@@ -75,6 +65,23 @@ left join lateral (
 ) g on true
 order by i.number
 """.encode()
+
+
+def _losers(of_conflicts: str) -> str:
+    """The values that lost, as items of the stretch."""
+    return f"""
+             select position, batch_id, 1, ordinal,
+                    case when winning_batch = batch_id then winning_node else losing_node end,
+                    case when octet_length(losing_value) <= {MOST_LOSING_VALUE_BYTES} then losing_value end,
+                    case when octet_length(losing_value) <= {MOST_LOSING_VALUE_BYTES} then octet_length(losing_value)
+                         else 0 end,
+                    {LOSER_OVERHEAD_BYTES} + 2 * octet_length(key), table_id, key, column_name, losing_batch,
+                    losing_node, winning_batch{of_conflicts}
+             from anabranch.conflicts
+             where database_id = $1::int8 and (position, batch_id, ordinal) >= ($3::int8, $4::text, $7::int8)
+               and position <= least(h.position, $8::int8)
+             order by position, batch_id, ordinal limit {MOST_ITEMS + 1}
+    """
 
 
 STRETCH = _stretch()
