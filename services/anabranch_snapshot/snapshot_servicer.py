@@ -66,6 +66,10 @@ class SnapshotServicer:
             state = snapshot.log.state(
                 database, served.found.head, served.found.head_chain, served.found.floor, served.found.schema_version
             )
+
+            async def require_still() -> None:
+                await self._require_still(database, viewer, served.found.position, seen)
+
             responses = pull_base(
                 snapshot.turns,
                 snapshot.settings,
@@ -74,6 +78,7 @@ class SnapshotServicer:
                 served,
                 seen,
                 state,
+                require_still,
                 lambda error: snapshot.bases.broke(database, served, error),
             )
             async with contextlib.aclosing(responses):
@@ -150,6 +155,16 @@ class SnapshotServicer:
         viewer = viewer_of(database, current_principal(), state)
         await self._snapshot.viewers.memberships(viewer, NO_LIMIT)
         return viewer
+
+    async def _require_still(
+        self, database: Database, viewer: Viewer | None, position: int, seen: frozenset[str]
+    ) -> None:
+        """Check that a caller that waited for its turn still sees what it saw at a position when it called. Raises
+        CallError UNAVAILABLE."""
+        current = await self._snapshot.databases.read(database.name)
+        self._snapshot.log.require_version(database, current.schema_version)
+        if viewer is not None and await self._snapshot.viewers.seen_since(viewer, position) != seen:
+            raise CallError(errors_pb2.REASON_UNAVAILABLE, "what this caller may see has just changed: call again")
 
     async def _unchanged(
         self,

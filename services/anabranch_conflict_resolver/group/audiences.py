@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TypeVar
 
 import structlog
 
 from anabranch.runtime import metrics
-from anabranch.store.audiences.affected import ChangedRows, affected, evaluate_known, note_missed
+from anabranch.store.audiences.affected import (
+    AT_ONCE,
+    ChangedRows,
+    affected,
+    evaluate_known,
+    everybody,
+    is_missed,
+    note_missed,
+)
 from anabranch.store.audiences.evaluated import QUERY_FAILS, read_failure
 from anabranch.store.audiences.principals import Given
 from anabranch.store.audiences.sums import AudienceSums, read_audience_sums
@@ -18,6 +28,9 @@ from anabranch.values.canonical import SUM_MODULUS
 from anabranch_conflict_resolver.batch.shown import AudienceChanges
 from anabranch_conflict_resolver.group.table import SyncedTable
 
+T = TypeVar("T")
+_MOST_FAILING = 40
+"""Evaluations that fail for one group: enough to single out three of two thousand principals."""
 _log = structlog.get_logger()
 
 
@@ -38,23 +51,66 @@ def new_audience_sums(
 
 def changed_sets(conn: Session, database: Database, changed: ChangedRows) -> Mapping[str, tuple[Given, Given]]:
     """The principals whose sets the group changes, each with what membership queries gave before and give with it.
-    Where a query fails on the tables as they are, that is logged, and every set stays as it was: nothing waits for its
-    owner. The next group that changes what queries read makes up for it, if they work by then.
+
+    Where a query fails on the tables as they are, that is logged, and the sets of those for whom it fails stay as they
+    were: nothing waits for its owner. That they may be others is noted, and each group that changes what queries read
+    evaluates everybody, until none fails.
 
     Raises:
         psycopg.Error: Postgres refused something else.
     """
     if not changed:
         return {}
-    try:
-        with conn.transaction():
-            found = evaluate_known(conn, database, affected(conn, database, changed))
-            note_missed(conn, database, missed=False)
-            return found
-    except QUERY_FAILS as error:
-        log_failure(database, error)
-        note_missed(conn, database, missed=True)
-        return {}
+    missed = is_missed(conn, database)
+    found: dict[str, tuple[Given, Given]] = {}
+    failing = _Failing(database)
+    concerned = failing.tried(conn, lambda: affected(conn, database, changed))
+    if concerned is not None:
+        _evaluate(conn, failing, concerned, found)
+    if missed or concerned is None:
+        left = sorted(set(everybody(conn, database)) - set(concerned or ()))
+        for first in range(0, len(left), AT_ONCE):
+            _evaluate(conn, failing, left[first : first + AT_ONCE], found)
+    if missed != failing.any:
+        note_missed(conn, database, failing.any)
+    return found
+
+
+class _Failing:
+    """Counts what failed of one group's evaluations; each is undone by itself."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+        self.left = _MOST_FAILING
+        self.any = False
+
+    def tried(self, conn: Session, work: Callable[[], T]) -> T | None:
+        """The work's result; None where a query failed."""
+        try:
+            with conn.transaction():
+                return work()
+        except QUERY_FAILS as error:
+            if not self.any:
+                log_failure(self.database, error)
+            self.any = True
+            self.left -= 1
+            return None
+
+
+def _evaluate(
+    conn: Session, failing: _Failing, principals: Sequence[str], found: dict[str, tuple[Given, Given]]
+) -> None:
+    """Evaluate principals; where that fails, each half by itself, down to the one for whom it does, as long as not too
+    much has failed."""
+    waiting = [principals]
+    while waiting and failing.left > 0:
+        some = waiting.pop()
+        given = failing.tried(conn, partial(evaluate_known, conn, failing.database, some)) if some else {}
+        if given is not None:
+            found.update(given)
+        elif len(some) > 1:
+            middle = len(some) // 2
+            waiting += [some[:middle], some[middle:]]
 
 
 def log_failure(database: Database, error: DatabaseError) -> None:

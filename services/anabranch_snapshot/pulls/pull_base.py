@@ -1,5 +1,5 @@
 """The verb of Pull from Parquet: whole tables of one moment, of a published base; Postgres's tables have no part in it.
-Of a restricted table the rows are picked that the caller sees there (``seen_rows``), and without sums by audience.
+Of a restricted table the rows are picked that the caller sees there (``seen_rows``); nobody has summed these up.
 
 A pull waits for its turn like any other, has one chunk ahead, and is cut off like any other, its turn given back, where
 its client takes nothing for ``pull_stall_ms``. It holds no transaction, so that nothing else ends it but a file that is
@@ -8,88 +8,26 @@ gone or damaged; its client then begins anew, and is served from Postgres.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
-
-import pyarrow as pa
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 
 from anabranch.columnar.base_reader import RowPlace
-from anabranch.columnar.chunks import to_ipc
 from anabranch.columnar.evidence import EvidenceError
 from anabranch.runtime import metrics
 from anabranch.runtime.errors import CallError
 from anabranch.store.catalog.databases import Database
-from anabranch.store.log.pull_reader import PullSource
-from anabranch.store.session.engine import Session
 from anabranch.v1 import errors_pb2, position_pb2, snapshot_pb2
-from anabranch.values import Table
 from anabranch.wire.audiences import digest
 from anabranch_snapshot.config import SnapshotSettings
 from anabranch_snapshot.pages import to_position
+from anabranch_snapshot.pulls.base_rows import BaseRows
 from anabranch_snapshot.pulls.bases import Served
 from anabranch_snapshot.pulls.pull import Wanted, require_same, to_message
 from anabranch_snapshot.pulls.pull_responses import Response, in_parts, with_ipc
 from anabranch_snapshot.pulls.pull_session import PullSession
 from anabranch_snapshot.pulls.resume_tokens import BasePlace, PullProgress, to_token
-from anabranch_snapshot.pulls.seen_rows import SeenRows
 from anabranch_snapshot.pulls.turns import Turns
-
-_Chunk = tuple[pa.RecordBatch, memoryview, RowPlace]
-
-
-class _BaseRows:
-    """The reader of a session: reads the rows of a base, one table after the other. ``pid`` is the process of its
-    session with Postgres, once there is one."""
-
-    def __init__(self, database: Database, served: Served, seen: frozenset[str], source: PullSource) -> None:
-        self._database = database
-        self._served = served
-        self._seen = seen
-        self._source = source
-        self._batches: Generator[tuple[pa.RecordBatch, RowPlace], None, None] | None = None
-        self._seen_rows: SeenRows | None = None
-        self._session: Session | None = None
-        self.pid: int | None = None
-
-    def first(self, table: Table, after: RowPlace) -> _Chunk | None:
-        """The first chunk of a table after a place. Raises EvidenceError, psycopg.Error."""
-        self._end_table()
-        audience = self._database.restricted.get(table.name)
-        if audience is not None:
-            self._seen_rows = SeenRows(table, audience, self._seen, self._evaluating)
-        self._batches = self._served.base.reader(table.name, self._source.options.batch_bytes).batches(after)
-        return self.following()
-
-    def following(self) -> _Chunk | None:
-        """The next chunk, which may have no row of a restricted table; None where there is none. Raises EvidenceError,
-        psycopg.Error."""
-        found = None if self._batches is None else next(self._batches, None)
-        if found is None:
-            return None
-        batch, place = found
-        if self._seen_rows is not None:
-            batch = self._seen_rows.of(batch)
-        return batch, to_ipc(batch), place
-
-    def close(self) -> None:
-        """Close the files and the session."""
-        self.pid = None
-        self._end_table()
-        if self._session is not None:
-            self._session.close()
-            self._session = None
-
-    def _evaluating(self) -> Session:
-        if self._session is None:
-            self._session = self._source.evaluating()
-            self.pid = self._session.info.backend_pid
-        return self._session
-
-    def _end_table(self) -> None:
-        self._seen_rows = None
-        if self._batches is not None:
-            self._batches.close()
-            self._batches = None
 
 
 async def pull_base(
@@ -100,22 +38,30 @@ async def pull_base(
     served: Served,
     seen: frozenset[str],
     state: position_pb2.ServerState,
+    require_still: Callable[[], Awaitable[None]],
     broke: Callable[[EvidenceError], Awaitable[None]],
 ) -> AsyncGenerator[bytes, None]:
     """Serialized responses: the chunks of ``wanted``, table by table. ``seen``: the audiences that the caller sees at
-    the base's position; ``state`` goes into the first response; ``broke`` is called with the error where a file is not
-    as it was proven.
+    the base's position; ``require_still`` checks them once more when it is the pull's turn; ``state`` goes into the
+    first response; ``broke`` is called with the error where a file is not as it was proven.
 
     Raises:
-        CallError: OVERLOADED; UNAVAILABLE where the client was cut off; INVALID_TOKEN where the base is broken, a table
+        CallError: OVERLOADED; UNAVAILABLE where the client was cut off, or where the caller no longer sees what it saw
+        when it called; INVALID_TOKEN where the base is broken, a table
         that was sent in part can't be resumed; and where the audiences of a restricted table are no longer those of its
         earlier parts.
         psycopg.Error: an audience expression can't be evaluated.
     """
-    rows = _BaseRows(database, served, seen, turns.source)
+    rows = BaseRows(database, served, seen, turns.source)
     session = PullSession(rows, turns, await turns.take())
     first: position_pb2.ServerState | None = state
+    oldest: asyncio.TimerHandle | None = None
     try:
+        if any(one.table.name in database.restricted for one in wanted):
+            await require_still()
+            # Audiences may be lost meanwhile: no later rows are sent than from the tables.
+            text = "the pull took too long for one view of restricted tables: resume it"
+            oldest = asyncio.get_running_loop().call_later(settings.pull_max_ms / 1000, session.cut, text)
         for one in wanted:
             async with contextlib.aclosing(_table(session, rows, database, one, served, seen)) as chunks:
                 async for response, ipc in chunks:
@@ -137,11 +83,13 @@ async def pull_base(
             raise session.cut_off from error
         raise
     finally:
+        if oldest is not None:
+            oldest.cancel()
         await session.close()
 
 
 async def _table(
-    session: PullSession, rows: _BaseRows, database: Database, wanted: Wanted, served: Served, seen: frozenset[str]
+    session: PullSession, rows: BaseRows, database: Database, wanted: Wanted, served: Served, seen: frozenset[str]
 ) -> AsyncGenerator[Response, None]:
     table, position, run_id = wanted.table, served.found.position, served.found.run_id
     restricted = table.name in database.restricted

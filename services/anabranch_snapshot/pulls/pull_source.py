@@ -3,7 +3,8 @@
 A base shows restricted tables, too, to those of whom it is known what they saw at its position: their claims, as at any
 position, and what membership queries gave them, where they were known by then. It does not to those who have lost an
 audience since, to whom no more of its rows are sent, nor where row-level security decides, which only tables have. Rows
-of gained audiences are those of the present.
+of gained audiences are those of the present. And a base is read as a whole, as tables with an index on their audience
+are not: it serves those who see a good share of it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import structlog
 
 from anabranch.runtime import metrics
 from anabranch.runtime.errors import CallError
+from anabranch.store.audiences.viewing import read_share
 from anabranch.store.catalog.databases import Database
 from anabranch.store.lake.published_bases import read_floor
 from anabranch.v1 import errors_pb2, position_pb2
@@ -22,6 +24,8 @@ from anabranch_snapshot.pulls.pull import Wanted
 from anabranch_snapshot.snapshot import Snapshot
 from anabranch_snapshot.viewers import Viewer
 
+_LEAST_SHARE = 0.1
+"""The least share of restricted tables for which a base is read."""
 _log = structlog.get_logger()
 
 
@@ -52,7 +56,7 @@ async def choose_source(
         chosen = await snapshot.bases.choose(database, [one.table for one in wanted], state, next(iter(runs), None))
         if isinstance(chosen, Served) and restricted and viewer is not None:
             seen = await snapshot.viewers.seen_since(viewer, chosen.found.position)
-            if seen is None:
+            if seen is None or await _share(snapshot, database, wanted, seen) < _LEAST_SHARE:
                 chosen = WhyPostgres.RESTRICTED
         if isinstance(chosen, Served) and not await _held(snapshot, database, chosen, state, subject):
             chosen = WhyPostgres.FLOOR
@@ -68,6 +72,13 @@ async def choose_source(
     _log.info("a pull reads from Postgres", database=database.name, why=str(chosen))
     metrics.count("anabranch_pull_sources", database=database.name, source="postgres", why=str(chosen))
     return None
+
+
+async def _share(snapshot: Snapshot, database: Database, wanted: Sequence[Wanted], seen: frozenset[str]) -> float:
+    """The share of the restricted tables among those that are wanted that a caller sees."""
+    tables = [one.table.id for one in wanted if one.table.name in database.restricted]
+    async with snapshot.pool.connection() as conn:
+        return await read_share(conn, tables, seen)
 
 
 async def _held(

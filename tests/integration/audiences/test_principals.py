@@ -78,6 +78,32 @@ def test_a_principal_is_learned_once_and_kept(conn: Session, ruled: Database) ->
     assert seen == [("alice", 77), ("bob", 77), ("carol", 99)]
 
 
+def test_one_that_is_learned_anew_has_none_of_its_changes_of_before(conn: Session, ruled: Database) -> None:
+    """Retention forgets a principal, and not how groups have changed it: what came between was noted for nobody."""
+    run(conn, learn(ruled, ["alice", "bob"], 1))
+    conn.execute(
+        "insert into anabranch.audience_changes values (%(db)s, 10, 'alice', '{team:t9}', '{}'),"
+        " (%(db)s, 10, 'bob', '{team:t9}', '{}')",
+        {"db": ruled.id},
+    )
+    conn.execute("delete from anabranch.principals where principal = 'alice'")
+    run(conn, learn(ruled, ["alice", "bob"], 2))
+    assert conn.execute("select principal from anabranch.audience_changes").fetchall() == [("bob",)]
+
+
+def test_a_principal_is_not_learned_before_the_head(conn: Session, ruled: Database) -> None:
+    """Also where the clock was set back: of changes behind that time all are known."""
+    conn.execute(
+        "insert into anabranch.groups (database_id, position, batches, chain, sums, changes, claimed)"
+        " values (%s, 500, 1, %s, '{}', 0, true)",
+        (ruled.id, bytes(16)),
+    )
+    run(conn, learn(ruled, ["alice"], 77))
+    run(conn, learn(ruled, ["bob"], 600))
+    seen = conn.execute("select principal, seen_ms from anabranch.principals order by 1").fetchall()
+    assert seen == [("alice", 500), ("bob", 600)]
+
+
 def test_without_membership_queries_nobody_is_kept(conn: Session, synced: Database) -> None:
     del synced
     database = set_audience_rules(conn, "d", {"claims": {"teams": "team"}})

@@ -362,6 +362,27 @@ def test_what_a_failing_query_missed_counts_once_its_rows_are_mended(rig: Resolv
     assert rig.conn.execute("select count(*) from anabranch.audiences_missed").fetchone() == (0,)
 
 
+def test_a_query_that_fails_for_one_holds_up_no_revocation_of_another(rig: ResolverRig) -> None:
+    rig.sql("create index on app.membership (user_id)")
+    query = "select 'team:' || (10 / (length(team_id) - 3)) from membership where user_id = :principal"
+    set_audience_rules(rig.conn, rig.name, {**RULES, "memberships": [query]})
+    rig.sql("insert into app.membership select 'u' || i, 'user' || i, '1' from generate_series(1, 2000) i")
+    rig.sql("insert into app.membership values ('m', 'alice', '1'), ('n', 'bob', '1')")
+    rig.sql("analyze app.membership")
+    for name in ("alice", "bob"):
+        rig.node(name[0], name, ["team:x"]).insert("note", {"id": name, "owner": name})
+    rig.drain()
+    rig.sql("insert into app.membership values ('x', 'bob', 'one')")
+    rig.drain()
+    rig.sql("delete from app.membership where id = 'm'")
+    rig.drain()
+    [(alice, bob)] = rig.conn.execute(
+        "select (select memberships from anabranch.principals where principal = 'alice'),"
+        " (select memberships from anabranch.principals where principal = 'bob')"
+    )
+    assert (alice, bob) == ([], ["team:-5"])
+
+
 def test_one_who_may_not_write_a_row_does_not_learn_whether_its_key_is_taken(make_rig: Any) -> None:
     """Where the audience's column is part of the key, nothing tells of a row that is not seen."""
     table = "create table ticket (id text, team_id text, title text, primary key (id, team_id))"

@@ -30,6 +30,8 @@ from anabranch.testkit.base_writer import BaseWriter
 from anabranch.testkit.ingest_rig import failed
 from anabranch.testkit.log_writer import LogWriter
 from anabranch.testkit.snapshot_reader import Reader
+from anabranch.testkit.snapshot_rig import SnapshotRig
+from anabranch.testkit.waiting import until
 
 
 @pytest.fixture(scope="module")
@@ -80,14 +82,32 @@ def test_a_base_gives_own_rows_as_they_were_and_the_log_is_followed_from_there(
     assert device.seen == jobs.seen_by(team("a"))
 
 
-def test_one_who_sees_nothing_is_sent_nothing(
+def test_one_who_sees_little_of_a_base_has_it_from_the_tables(
+    restricted: Any, jobs: AudienceWriter, lake: BaseWriter, from_postgres: Callable[[], float]
+) -> None:
+    """A base is read as a whole, and a table by an index."""
+    jobs.put(*((f"{i:03}", "a" if i else "b", "x") for i in range(20)))
+    lake.publish()
+    assert rows_of(Pulled().all(viewer(restricted, "x", "b").pull([("job", b"")]))) == jobs.seen_by(team("b"))
+    nobody = Pulled().all(viewer(restricted, "n").pull([("job", b"")]))
+    assert (nobody.rows, from_postgres()) == ({"job": []}, 2)
+    assert nobody.done["job"].HasField("audiences")
+
+
+def test_neither_tokens_nor_chunks_tell_of_others_rows(
     restricted: Any, jobs: AudienceWriter, lake: BaseWriter, from_parquet: Callable[[], float]
 ) -> None:
-    jobs.put(("1", "a", "one"))
+    jobs.put(*((f"{i:04}", "a" if i % 5 == 0 else "b", "x" * 100) for i in range(1_000)))
     lake.publish()
-    pulled = Pulled().all(viewer(restricted, "n").pull([("job", b"")]))
-    assert (pulled.rows, from_parquet()) == ({"job": []}, 1)
-    assert pulled.done["job"].HasField("audiences")
+    pulled = Pulled().all(viewer(restricted, "x", "a").pull([("job", b"")]))
+    assert from_parquet() == 1
+    first, *others, last = pulled.responses
+    assert not last.rows_done - others[-1].rows_done
+    # Chunks are as large as those of a table of which all is one's own.
+    counts = [b.rows_done - a.rows_done for a, b in itertools.pairwise([first, *others])]
+    assert min([first.rows_done, *counts[:-1]]) > 15
+    for response in pulled.responses:
+        assert lake.published[-1].run_id.encode() not in response.resume
 
 
 def test_a_pull_goes_on_in_the_base_with_the_audiences_that_it_began_with(
@@ -171,6 +191,33 @@ def test_of_others_the_tables_are_read(
     assert from_postgres() == 1
     seen = [team("b")] if why != "learned later" else [team("a"), team("b")]
     assert rows_of(pulled) == by_title.seen_by(*seen)
+
+
+@pytest.mark.slow
+def test_a_pull_that_has_waited_for_its_turn_is_for_those_who_still_may(
+    place: Any, by_title: AudienceWriter, lake: BaseWriter, tmp_path: Path
+) -> None:
+    position = by_title.put(("1", "a", "one"), ("2", "b", "p"))
+    by_title.insert("item", [(str(i), "x" * 50_000, i, None) for i in range(400)])
+    learned(place, "p", team("a"), team("b"))
+    known_since(place, "p", position - 1)
+    lake.publish()
+    environment = {"ANABRANCH_PULL_SESSIONS": "1", "ANABRANCH_BASE_PROOF_WAIT_MS": "60000"}
+    with SnapshotRig(place.rig.url, tmp_path, environment=environment) as rig:
+        slow, waits = rig.reader(place.name), rig.reader(place.name, subject="p")
+        stream = slow.pull([("item", b"")], timeout_s=None)
+        next(stream)
+        pull = waits.pull([("job", b"")])
+        until(lambda: rig.metric("anabranch_pulls", state="waiting") == 1, 30)
+        assert rig.metric(PULL_SOURCES, database=place.name, source="parquet") == 2
+        by_title.put(("3", "b", "three"), members={"p": ([], [team("a")])})
+        stream.cancel()
+        with pytest.raises(grpc.RpcError) as refused:
+            list(pull)
+        assert failed(refused.value).reason == "UNAVAILABLE"
+        assert rows_of(Pulled().all(waits.pull([("job", b"")]))) == by_title.seen_by(team("b"))
+        for one in (slow, waits):
+            one.close()
 
 
 def test_where_policies_decide_the_tables_are_read(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anabranch.testkit.attack.history import History
@@ -133,6 +133,7 @@ CHANGES = st.lists(
 )
 
 
+@settings(max_examples=1_500, deadline=None)
 @given(st.lists(CHANGES, max_size=6), AUDIENCES)
 def test_the_most_rows_at_once_are_those_of_the_fullest_place(groups: list[Any], claimed: frozenset[str]) -> None:
     """Against a count at each place, of each row by itself."""

@@ -168,4 +168,7 @@ async def _send_metadata(context: Context) -> None:
         await asyncio.shield(sending)
     except asyncio.CancelledError:
         await asyncio.wait({sending}, timeout=METADATA_S)
+        if not sending.cancel() and not sending.cancelled():
+            # The stream ends by its own failure, and what came of this is of no interest any more.
+            sending.exception()
         raise

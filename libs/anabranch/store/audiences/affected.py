@@ -4,8 +4,7 @@ A membership query is asked which principals it gives anything where one of its 
 they were before and after. Its other tables are as they are now, with the rows that the group changed as they were
 before: a row that is gone may have joined one that is gone, too. So the cost follows the changed rows and those whom
 they concern. A table that is not *traced* (see ``Membership``) tells nothing, and every principal is evaluated; so is
-everybody where a group changed more rows than are worth looking at, and where the queries failed for an earlier group:
-whom that one concerned is not known any more.
+everybody where a group changed more rows than are worth looking at.
 """
 
 from __future__ import annotations
@@ -85,10 +84,8 @@ class ChangedRows:
 
 def affected(conn: Connection, database: Database, changed: ChangedRows) -> list[str]:
     """The principals that the changes may concern. Raises psycopg.Error."""
-    if run(conn, _MISSED, [int8(database.id)]).rowcount or any(
-        _concerns_all(one, changed) for one in database.audience_rules.memberships
-    ):
-        return [principal for (principal,) in run(conn, _ALL, [int8(database.id)]).fetchall()]
+    if any(_concerns_all(one, changed) for one in database.audience_rules.memberships):
+        return everybody(conn, database)
     wanted = [
         (one, table)
         for one in dict.fromkeys(database.audience_rules.memberships)
@@ -108,9 +105,19 @@ def affected(conn: Connection, database: Database, changed: ChangedRows) -> list
     return sorted(found)
 
 
-def note_missed(conn: Connection, database: Database, missed: bool) -> None:
-    """Note whether the queries failed for a group, so that principals may have other audiences than they give. Raises
+def everybody(conn: Connection, database: Database) -> list[str]:
+    """All principals that are known. Raises psycopg.Error."""
+    return [principal for (principal,) in run(conn, _ALL, [int8(database.id)]).fetchall()]
+
+
+def is_missed(conn: Connection, database: Database) -> bool:
+    """Whether principals may have other audiences than their queries give, because these failed for a group. Raises
     psycopg.Error."""
+    return run(conn, _MISSED, [int8(database.id)]).rowcount > 0
+
+
+def note_missed(conn: Connection, database: Database, missed: bool) -> None:
+    """Note whether that is so. Raises psycopg.Error."""
     execute(conn, _MISS if missed else _MISS_NOTHING, [int8(database.id)])
 
 

@@ -39,7 +39,10 @@ class EvaluationError(ServerError, ValueError):
 
 
 def read_failure(error: psycopg.Error) -> dict[str, str | None]:
-    """The words of Postgres about a query that fails, as a log line's fields: ``sqlstate`` and ``detail``."""
+    """The words of Postgres about a query that fails, as a log line's fields: ``sqlstate`` and ``detail``. Raises the
+    error where Postgres did not say it: then a program has failed, and no query."""
+    if error.sqlstate is None:
+        raise error
     return {"sqlstate": error.sqlstate, "detail": error.diag.message_primary}
 
 

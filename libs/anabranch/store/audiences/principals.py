@@ -49,6 +49,11 @@ from unnest(%(principals)s::text[], %(read)s::text[], %(write)s::text[]) v (prin
 on conflict (database_id, principal) do nothing
 returning principal
 """
+# Of one that retention has forgotten and that is back: they end somewhere, and what came later was noted for nobody.
+_FORGET_CHANGES = """
+delete from anabranch.audience_changes where database_id = %(database)s and principal = any(%(principals)s::text[])
+returning position
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +110,7 @@ def learn(database: Database, principals: Sequence[str], now_ms: int) -> Steps[d
             "write": [array_text(new[one].write) if apart else None for one in names],
             "now_ms": now_ms,
         }
+        yield Statement(_FORGET_CHANGES, parameters)
         yield Statement(_INSERT, parameters)
     return known | new
 

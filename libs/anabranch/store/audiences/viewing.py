@@ -40,6 +40,13 @@ select position, principal, gained, lost from anabranch.audience_changes
 where database_id = $1::int8 and position > $2::int8 and position <= $3::int8
 """
 
+SHARE = b"""
+select (select coalesce(sum(row_count), 0) from anabranch.audience_sums
+        where table_id = any($1::int8[]::int[]) and audience = any($2::text[]))::int8,
+       (select coalesce(sum(row_count), 0) from anabranch.table_sums where table_id = any($1::int8[]::int[]))::int8
+"""
+"""$1 tables, $2 audiences: how many of the tables' rows are of these, and how many there are."""
+
 KNOWN = b"""
 select principal from anabranch.principals where database_id = $1::int8 and principal = any($2::text[])
 """
@@ -130,6 +137,18 @@ async def read_known(conn: AsyncSession, database_id: int, principals: Collectio
     """
     wanted = postgres_binary.text_array(list(principals), "principal")
     return {name for (name,) in await _rows(conn, KNOWN, [postgres_binary.int8(database_id), wanted])}
+
+
+async def read_share(conn: AsyncSession, table_ids: Collection[int], audiences: Collection[str]) -> float:
+    """The share of the rows of restricted tables that are of some audiences, about: a row may be of several. 1 where
+    there are no rows.
+
+    Raises:
+        psycopg.Error: Postgres refused it.
+    """
+    tables = postgres_binary.int8_array(list(table_ids))
+    [(own, every)] = await _rows(conn, SHARE, [tables, postgres_binary.text_array(sorted(audiences), "audience")])
+    return own / every if every else 1.0
 
 
 async def learn_principal(conn: AsyncSession, database: Database, principal: str, now_ms: int) -> bool:

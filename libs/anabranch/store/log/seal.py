@@ -1,18 +1,25 @@
 """Seals, by which the server recognises its own positions and tokens.
 
 A position's token is 32 bytes: the chain's hash at that position (16, zeros at position 0) and a seal (16),
-the truncated HMAC-SHA256 of epoch, position and chain under the database's ``seal_key``. A page token or
-resume token is opaque content followed by the same kind of seal.
+the truncated HMAC-SHA256 of epoch, position and chain under the database's ``seal_key``. The content of a page
+token, a resume token or a notification is encrypted and sealed by AES-GCM, with a key of its own that is derived from
+that one: places in the log, and in Parquet, tell of rows that their holder may not see.
 """
 
 from __future__ import annotations
 
 import hmac
+import os
+from functools import lru_cache
 from hashlib import sha256
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 SEAL_BYTES = 16
 CHAIN_BYTES = 16
 EMPTY_CHAIN = bytes(CHAIN_BYTES)
+_NONCE_BYTES = 12
 
 
 def _seal(key: bytes, content: bytes) -> bytes:
@@ -36,11 +43,21 @@ def chain_of(key: bytes, epoch: str, position: int, token: bytes) -> bytes | Non
 
 
 def seal_content(key: bytes, purpose: str, content: bytes) -> bytes:
-    """``content`` with a seal that holds for ``purpose`` only."""
-    return content + _seal(key, purpose.encode() + b"\0" + content)
+    """``content`` encrypted, with a seal that holds for ``purpose`` only: nobody but a server reads or makes it."""
+    nonce = os.urandom(_NONCE_BYTES)
+    return nonce + _cipher(key).encrypt(nonce, content, purpose.encode())
 
 
 def open_content(key: bytes, purpose: str, sealed: bytes) -> bytes | None:
     """The content that ``seal_content`` sealed, or None where the seal does not fit."""
-    content, seal = sealed[:-SEAL_BYTES], sealed[-SEAL_BYTES:]
-    return content if hmac.compare_digest(seal, _seal(key, purpose.encode() + b"\0" + content)) else None
+    nonce, encrypted = sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:]
+    try:
+        return _cipher(key).decrypt(nonce, encrypted, purpose.encode())
+    except (InvalidTag, ValueError):
+        # ValueError: it is too short to hold a nonce.
+        return None
+
+
+@lru_cache(maxsize=256)
+def _cipher(key: bytes) -> AESGCM:
+    return AESGCM(hmac.digest(key, b"content", sha256))

@@ -233,23 +233,23 @@ def most_at_once(spans: Sequence[Span], claimed: Audiences, members: Sequence[Sp
     events.sort(key=lambda event: event[:2])
     there: Counter[Audiences] = Counter()
     leaving: Counter[Audiences] = Counter()
-    before = seen = claimed
+    given_at = _BEGIN[0]
+    seen = claimed
     positions: list[int] = []
     found: list[int] = []
     most = 0
     for place, kind, span in events:
         if kind == -1:
-            before, seen = seen, claimed | span.audiences
-            leaving = Counter(ending.get(place[0], {}))
+            seen = claimed | span.audiences
+            leaving, given_at = Counter(ending.get(place[0], {})), place[0]
         elif kind == 1:
             there[span.audiences] += 1
         else:
             there[span.audiences] -= 1
-            if span.begin[0] < place[0]:
+            if span.begin[0] < place[0] == given_at:
                 leaving[span.audiences] -= 1
         now = sum(count for audiences, count in there.items() if audiences & seen)
-        if before != seen:
-            now -= sum(max(0, left) for one, left in leaving.items() if one & seen and not one & before)
+        now -= sum(left for one, left in leaving.items() if one & seen and not one & claimed)
         most = max(most, now)
         positions.append(place[0])
         found.append(most)

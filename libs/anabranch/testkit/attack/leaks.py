@@ -61,7 +61,8 @@ class Leak:
 
 def leaks(history: History, caller: Caller, received: Received, reached: int) -> list[Leak]:
     """The leaks in one response. ``reached``: the greatest position that the caller had been told of by its end."""
-    reached = max(reached, received.reached)
+    if not received.as_of:
+        reached = max(reached, received.reached)
     if received.method in PRESENT:
         # Tables are ahead of the log: by the group that is being committed, and by what the one after it will drain.
         reached = history.later(reached, 2)
@@ -114,17 +115,19 @@ def _counted(history: History, caller: Caller, counted: Counted, reached: int) -
 
 def all_leaks(history: History, calls: Iterable[tuple[Caller, Collection[Received]]]) -> list[Leak]:
     """The leaks in calls, given in the order in which they were made, each with its responses. A response speaks of
-    no later position than those that its principal had been told of by then; a pull says at its end of which moment its
-    rows are. A verdict goes by the claims with which its batch was sent, earlier or now."""
+    no later position than those that its principal had been told of by then; a pull of none later than the moments that
+    it says its rows are of, which may be long past where they come from Parquet. A verdict goes by the claims with
+    which its batch was sent, earlier or now."""
     found: dict[Leak, None] = {}
     told: dict[str, int] = defaultdict(int)
     claimed: dict[str, frozenset[str]] = defaultdict(frozenset)
     for caller, responses in calls:
         claimed[caller.principal] |= caller.claimed
+        as_of = max((one.as_of for one in responses), default=0)
         if any(one.method == PULL for one in responses):
             told[caller.principal] = max([told[caller.principal], *(one.reached for one in responses)])
         for one in responses:
             told[caller.principal] = max(told[caller.principal], one.reached)
             by = replace(caller, claimed=claimed[caller.principal]) if one.method in VERDICTS else caller
-            found.update(dict.fromkeys(leaks(history, by, one, told[caller.principal])))
+            found.update(dict.fromkeys(leaks(history, by, one, as_of or told[caller.principal])))
     return list(found)

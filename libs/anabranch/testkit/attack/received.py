@@ -31,11 +31,12 @@ class Counted:
 
 @dataclass(slots=True)
 class Received:
-    """The content of one response. ``reached``: the greatest position in it, 0 where it has none. ``bare``: the ids of
-    batches that came without an effect, with the ids of their nodes."""
+    """The content of one response. ``reached``: the greatest position in it, 0 where it has none; ``as_of``: that which
+    a pull's rows are of. ``bare``: the ids of batches that came without an effect, with the ids of their nodes."""
 
     method: str
     reached: int = 0
+    as_of: int = 0
     marks: set[str] = field(default_factory=set)
     counted: list[Counted] = field(default_factory=list)
     audiences: set[str] = field(default_factory=set)
@@ -125,6 +126,7 @@ def _note(message: Message, found: Received) -> None:
         case change_pb2.GetResponse() | change_pb2.SubscribeResponse():
             _note_sums(within, message.sums, found)
         case snapshot_pb2.PullResponse():
+            found.as_of = max(found.as_of, message.as_of.server_timestamp_ms)
             _note_sums(within, message.sums, found)
             _note_sums(within, [message.sum] if message.HasField("sum") else [], found)
             found.counted.append(Counted(f"{within}.rows_done", message.table, "", message.rows_done))
