@@ -7,6 +7,7 @@ kept by those values, and most rows need no statement.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import filterfalse
 from operator import itemgetter
 from typing import Any, TypeAlias
 
@@ -35,7 +36,19 @@ class RowAudiences:
     """The audience expression of one table. ``learn`` comes before ``of``: what it has evaluated is known until it is
     called again. A *key* is what the expression reads of a row."""
 
-    __slots__ = ("_audience", "_columns", "_known", "_name", "_places", "_repeat", "_texts", "key", "reads")
+    __slots__ = (
+        "_audience",
+        "_columns",
+        "_key_of_values",
+        "_known",
+        "_name",
+        "_places",
+        "_repeat",
+        "_same",
+        "_texts",
+        "key",
+        "reads",
+    )
 
     def __init__(self, table: Table, audience: Audience) -> None:
         self._audience = audience
@@ -45,20 +58,22 @@ class RowAudiences:
         self._repeat = [i for i, column in enumerate(self._columns) if column.kind in _UNEQUAL]
         self._name = table.name
         self._known: dict[Key, Audiences] = {}
+        # Equal audiences are one object: there are far fewer of them than rows.
+        self._same: dict[Audiences, Audiences] = {}
         self._texts: dict[tuple[str, ...], bytes] = {}
-        self.key = self._key_of_rows()
+        self.key: Callable[[Sequence[Cell]], Key] = self._getter(self._places)
         """The key of a row."""
+        self._key_of_values: Callable[[Mapping[str, Cell]], Key] = self._getter(audience.columns)
         self.reads = frozenset(audience.columns)
         """The names of the columns that the expression reads."""
 
-    def _key_of_rows(self) -> Callable[[Sequence[Cell]], Key]:
-        places = self._places
+    def _getter(self, places: Sequence[Any]) -> Callable[[Any], Key]:
+        if not places:
+            return lambda cells: ()
         if self._repeat:
-            return lambda row: self._told_apart([row[i] for i in places])
-        if len(places) == 1:
-            (place,) = places
-            return lambda row: (row[place],)
-        return itemgetter(*places) if places else lambda row: ()
+            return lambda cells: self._told_apart([cells[i] for i in places])
+        # An itemgetter of one place gives the cell alone, which is no key.
+        return itemgetter(*places) if len(places) > 1 else itemgetter(places[0], places[0])
 
     def _told_apart(self, cells: list[Cell]) -> Key:
         return (*cells, *(repr(cells[i]) for i in self._repeat))
@@ -66,15 +81,15 @@ class RowAudiences:
     def key_with(self, there: Sequence[Cell] | None, values: Mapping[str, Cell]) -> Key | None:
         """The key of a row as it will be with ``values``, and for the rest as it is ``there``; None where that does not
         say it."""
-        cells = []
-        for column, place in zip(self._columns, self._places, strict=True):
-            if column.name in values:
-                cells.append(values[column.name])
-            elif there is None:
+        if there is None:
+            try:
+                return self._key_of_values(values)
+            except KeyError:
                 return None
-            else:
-                cells.append(there[place])
-        return self._told_apart(cells)
+        if self.reads.isdisjoint(values):
+            return self.key(there)
+        before = {column.name: there[place] for column, place in zip(self._columns, self._places, strict=True)}
+        return self._key_of_values({**before, **values})
 
     def learn(self, conn: Connection, rows: Iterable[Sequence[Cell]]) -> None:
         """Evaluate the expression for ``rows``, as far as it was not yet.
@@ -82,17 +97,24 @@ class RowAudiences:
         Raises:
             psycopg.Error: Postgres refused it for one of them.
         """
-        self.learn_keys(conn, map(self.key, rows))
+        self.learn_keys(conn, list(map(self.key, rows)))
 
-    def learn_keys(self, conn: Connection, keys: Iterable[Key]) -> None:
+    def of_all(self, conn: Connection, rows: Iterable[Sequence[Cell]]) -> list[Audiences]:
+        """The audiences of each of the rows, in their order: ``learn``, and ``of`` for each. Raises as the first."""
+        keys = list(map(self.key, rows))
+        self.learn_keys(conn, keys)
+        return list(map(self._known.__getitem__, keys))
+
+    def learn_keys(self, conn: Connection, keys: Sequence[Key]) -> None:
         """``learn`` for keys. Raises as that."""
-        wanted = set(keys)
-        unknown = list(wanted - self._known.keys())
+        unknown = list(set(filterfalse(self._known.__contains__, keys)))
         if len(self._known) + len(unknown) > KEPT:
-            self._known = {key: self._known[key] for key in wanted if key in self._known}
+            self._known = {key: self._known[key] for key in set(keys) if key in self._known}
+            self._same.clear()
         for first in range(0, len(unknown), AT_ONCE):
             some = unknown[first : first + AT_ONCE]
-            self._known.update(zip(some, self._evaluate(conn, some), strict=True))
+            found = [self._same.setdefault(audiences, audiences) for audiences in self._evaluate(conn, some)]
+            self._known.update(zip(some, found, strict=True))
 
     def of(self, row: Sequence[Cell]) -> Audiences:
         """The audiences of a row that was learned. KeyError for one that was not."""
@@ -138,7 +160,5 @@ def audiences_of(conn: Connection, audiences: RowAudiences, rows: Sequence[Seque
     expression fails for a row."""
     found: list[Audiences] = []
     for first in range(0, len(rows), AT_ONCE):
-        some = rows[first : first + AT_ONCE]
-        audiences.learn(conn, some)
-        found += map(audiences.of, some)
+        found += audiences.of_all(conn, rows[first : first + AT_ONCE])
     return found
