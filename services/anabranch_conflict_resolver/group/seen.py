@@ -20,6 +20,7 @@ from anabranch_conflict_resolver.blame.taken_words import taken_words
 from anabranch_conflict_resolver.group.tables import SyncedDatabase
 from anabranch_conflict_resolver.group.view import View
 
+_INSERT, _UPDATE, _DELETE = MutationType.INSERT, MutationType.UPDATE, MutationType.DELETE
 _UNIQUE_VIOLATION = "23505"
 
 
@@ -27,12 +28,18 @@ def seen_states(
     view: View, candidate: Candidate, rights: Rights | None, restricted: Container[str]
 ) -> Mapping[RowKey, RowState]:
     """The states that the rules see for a batch: without those of rows that its principal may not read."""
+    states, audiences = view.states, view.audiences
     if rights is None:
-        return view.states
+        return states
+    for at in candidate.decoded.keys:
+        if at in states and at[0] in restricted and not rights.may_read(audiences.get(at, ())):
+            break
+    else:
+        return states
     return {
-        at: view.states[at]
+        at: states[at]
         for at in candidate.decoded.keys
-        if at in view.states and (at[0] not in restricted or rights.may_read(view.audiences.get(at, ())))
+        if at in states and (at[0] not in restricted or rights.may_read(audiences.get(at, ())))
     }
 
 
@@ -42,17 +49,20 @@ def refusal(synced: SyncedDatabase, view: View, accepting: Accepting, rights: Ri
     if rights is None:
         return None
     for write in accepting.decision.writes:
-        audiences = synced.tables[write.table].audiences
+        audiences = synced.restricted.get(write.table)
         if audiences is None:
             continue
         at = (write.table, write.key)
-        there = view.rows.get(at)
-        if there is not None and write.type is MutationType.INSERT:
-            # It has the key of a row that is not seen, and learns no more of it than that.
-            return _taken_key(synced, accepting, write)
-        if there is not None and not rights.may_write(view.audiences[at]):
-            return forbidden(accepting.candidate, write)
-        if write.type is None or write.type is MutationType.DELETE or write.defaults:
+        there, kind = view.rows.get(at), write.type
+        if there is not None:
+            if kind is _INSERT:
+                # It has the key of a row that is not seen, and learns no more of it than that.
+                return _taken_key(synced, accepting, write)
+            if not rights.may_write(view.audiences[at]):
+                return forbidden(accepting.candidate, write)
+            if audiences.reads.isdisjoint(write.values):
+                continue
+        if kind is None or kind is _DELETE or write.defaults:
             continue
         key = audiences.key_with(there, write.values)
         after = audiences.at(key) if key is not None else None
@@ -73,11 +83,12 @@ def learn_expected(conn: Session, synced: SyncedDatabase, view: View, candidates
         for mutation in candidate.decoded.mutations:
             name, kind = mutation.table, mutation.type
             audiences = synced.restricted.get(name)
-            if audiences is None or kind is MutationType.DELETE:
+            # All rows of a mutation have the same columns. One that keeps what the expression reads was learned.
+            if audiences is None or (kind is not _INSERT and audiences.reads.isdisjoint(mutation.rows[0].values)):
                 continue
             keys = wanted.setdefault(name, [])
             for change in mutation.rows:
-                there = view.rows.get((name, change.key)) if kind is MutationType.UPDATE else None
+                there = view.rows.get((name, change.key)) if kind is _UPDATE else None
                 key = audiences.key_with(there, change.values)
                 if key is not None:
                     keys.append(key)
