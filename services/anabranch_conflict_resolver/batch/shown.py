@@ -132,9 +132,12 @@ def add_sums(sums: AudienceChanges, table: str, changed: Shown | None, effect: E
     for audience, count, total in changed.sums:
         before = sums.get((table, audience), _NONE)
         sums[table, audience] = (before[0] + count, before[1] + total)
-    count, total = effect.count_change, effect.hash_change
-    if changed.sums or not (count or total):
-        return
-    for audience in changed.after or changed.before:
+    if not changed.sums and (effect.count_change or effect.hash_change):
+        add_to_all(sums, table, changed.after or changed.before, effect.count_change, effect.hash_change)
+
+
+def add_to_all(sums: AudienceChanges, table: str, audiences: Audiences, count: int, total: int) -> None:
+    """Add the same change of count and hash to the changes of the sums of all of these audiences."""
+    for audience in audiences:
         before = sums.get((table, audience), _NONE)
         sums[table, audience] = (before[0] + count, before[1] + total)

@@ -15,6 +15,7 @@ from anabranch.merge import MutationType
 from anabranch.runtime.telemetry import current_traceparent
 from anabranch.store.audiences.affected import ChangedRows, store_changes
 from anabranch.store.audiences.principals import Given
+from anabranch.store.audiences.row_audiences import Audiences
 from anabranch.store.audiences.sums import AudienceSums, write_audience_sums
 from anabranch.store.capture import captured
 from anabranch.store.catalog.sums import sum_to_bytes
@@ -33,7 +34,7 @@ from anabranch.values.canonical import SUM_MODULUS
 from anabranch_conflict_resolver.batch.decode import RowKey
 from anabranch_conflict_resolver.batch.results import Applied, Change, Rejection, Result, joined, numbered
 from anabranch_conflict_resolver.batch.rights import Rights
-from anabranch_conflict_resolver.batch.shown import AudienceChanges, Shown, add_changes, add_sums
+from anabranch_conflict_resolver.batch.shown import AudienceChanges, Shown, add_changes, add_sums, add_to_all
 from anabranch_conflict_resolver.batch.verdict_bytes import applied_as_written
 from anabranch_conflict_resolver.batch.verdicts import applied_verdict, rejected_verdict
 from anabranch_conflict_resolver.captured.server_batches import Drained
@@ -151,7 +152,6 @@ def _gather_applied(
         before = after = None
         if change.shown is not None:
             before, after = change.shown.before, change.shown.after
-            add_sums(audience_changes, name, change.shown, effect)
             if before != after and after and write.type is not MutationType.INSERT:
                 # Batches may wait for a row that they have not seen, and see now.
                 records.came.append((table_id, write.key))
@@ -178,6 +178,8 @@ def _gather_applied(
             sums[name] = (count + effect.count_change, total + effect.hash_change)
         if write.type is MutationType.INSERT:
             records.came.append((table_id, write.key))
+    if synced.restricted:
+        _add_audiences(audience_changes, result.changes)
     records.links.append((batch_id, hashes if not spills else joined(hashes, spills)))
     for name, (more, more_hash) in (pair for spill in spills for pair in spill.sum_changes.items()):
         count, total = sums.get(name, (0, 0))
@@ -221,6 +223,27 @@ def _gather_applied(
                 None if whom is None else whom.after,
             )
         )
+
+
+def _add_audiences(sums: AudienceChanges, changes: Sequence[Change]) -> None:
+    """Add a batch's changes to those of the sums of audiences. Rows that stand together are mostly of the same
+    audiences: these are added as one."""
+    table, count, total = "", 0, 0
+    whose: Audiences = ()
+    for change in changes:
+        shown, effect = change.shown, change.effect
+        if shown is None:
+            continue
+        if shown.sums:
+            add_sums(sums, change.write.table, shown, effect)
+        elif effect.count_change or effect.hash_change:
+            of_row = shown.after or shown.before
+            if of_row is not whose or change.write.table != table:
+                add_to_all(sums, table, whose, count, total)
+                table, whose, count, total = change.write.table, of_row, 0, 0
+            count += effect.count_change
+            total += effect.hash_change
+    add_to_all(sums, table, whose, count, total)
 
 
 def _seen(changes: Sequence[Change]) -> dict[RowKey, Shown]:

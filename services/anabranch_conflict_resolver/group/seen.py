@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Container, Mapping, Sequence
 
 from anabranch.merge import MutationType, RowState, Write
-from anabranch.store.audiences.row_audiences import Key
+from anabranch.store.audiences.row_audiences import Audiences, Key
 from anabranch.store.session.engine import Session
 from anabranch.v1 import errors_pb2
 from anabranch_conflict_resolver.batch.decode import RowKey
@@ -20,7 +20,7 @@ from anabranch_conflict_resolver.blame.taken_words import taken_words
 from anabranch_conflict_resolver.group.tables import SyncedDatabase
 from anabranch_conflict_resolver.group.view import View
 
-_INSERT, _UPDATE, _DELETE = MutationType.INSERT, MutationType.UPDATE, MutationType.DELETE
+_INSERT, _DELETE = MutationType.INSERT, MutationType.DELETE
 _UNIQUE_VIOLATION = "23505"
 
 
@@ -31,9 +31,14 @@ def seen_states(
     states, audiences = view.states, view.audiences
     if rights is None:
         return states
+    # Rows that stand together are mostly of the same audiences: these are asked about once.
+    allowed: Audiences | None = None
     for at in candidate.decoded.keys:
-        if at in states and at[0] in restricted and not rights.may_read(audiences.get(at, ())):
-            break
+        whose = audiences.get(at, ())
+        if whose is not allowed and at in states and at[0] in restricted:
+            if not rights.may_read(whose):
+                break
+            allowed = whose
     else:
         return states
     return {
@@ -48,6 +53,7 @@ def refusal(synced: SyncedDatabase, view: View, accepting: Accepting, rights: Ri
     far as that is known before anything is written."""
     if rights is None:
         return None
+    allowed: Audiences | None = None
     for write in accepting.decision.writes:
         audiences = synced.restricted.get(write.table)
         if audiences is None:
@@ -58,16 +64,20 @@ def refusal(synced: SyncedDatabase, view: View, accepting: Accepting, rights: Ri
             if kind is _INSERT:
                 # It has the key of a row that is not seen, and learns no more of it than that.
                 return _taken_key(synced, accepting, write)
-            if not rights.may_write(view.audiences[at]):
+            before = view.audiences[at]
+            if before is not allowed and not rights.may_write(before):
                 return forbidden(accepting.candidate, write)
+            allowed = before
             if audiences.reads.isdisjoint(write.values):
                 continue
         if kind is None or kind is _DELETE or write.defaults:
             continue
-        key = audiences.key_with(there, write.values)
-        after = audiences.at(key) if key is not None else None
-        if after is not None and not rights.may_write(after):
+        after = audiences.expected(there, write.values)
+        if after is None or after is allowed:
+            continue
+        if not rights.may_write(after):
             return forbidden(accepting.candidate, write)
+        allowed = after
     return None
 
 
@@ -87,11 +97,13 @@ def learn_expected(conn: Session, synced: SyncedDatabase, view: View, candidates
             if audiences is None or (kind is not _INSERT and audiences.reads.isdisjoint(mutation.rows[0].values)):
                 continue
             keys = wanted.setdefault(name, [])
+            if kind is _INSERT:
+                keys += audiences.keys_of_new([change.values for change in mutation.rows])
+                continue
             for change in mutation.rows:
-                there = view.rows.get((name, change.key)) if kind is _UPDATE else None
-                key = audiences.key_with(there, change.values)
-                if key is not None:
-                    keys.append(key)
+                there = view.rows.get((name, change.key))
+                if there is not None:
+                    keys.append(audiences.key_with(there, change.values))
     for name, keys in wanted.items():
         synced.restricted[name].learn_keys(conn, keys)
 

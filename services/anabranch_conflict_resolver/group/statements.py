@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from anabranch.merge import MutationType, Outcome, RowState, Write, applied
+from anabranch.store.audiences.row_audiences import Audiences
 from anabranch.store.audiences.rules import claims_text
 from anabranch.store.group.acting import act_as, act_as_oneself
 from anabranch.store.group.rows import Answer, Row
@@ -128,9 +129,14 @@ def _forbidden(
         of_batch = rights.get(accepting.batch.id)
         if of_batch is None:
             continue
+        allowed: Audiences | None = None
         for step in steps:
             seen = step.shown
-            if seen is not None and step.write.type in _LEAVING and not of_batch.may_write(seen.after):
+            if seen is None or seen.after is allowed or step.write.type not in _LEAVING:
+                continue
+            if of_batch.may_write(seen.after):
+                allowed = seen.after
+            else:
                 yield accepting.batch.id, step.write
 
 
@@ -201,6 +207,7 @@ def _expect(
     comes back is asked about."""
     rows, states, batch = view.rows, view.states, accepting.batch
     steps: list[_Step] = []
+    new: Shown | None = None
     for write in writes:
         kind, values = write.type, write.values
         at = (write.table, write.key)
@@ -216,7 +223,10 @@ def _expect(
                 if now is None:
                     steps.append(_Step(at, write))
                     continue
-                seen = Shown((), now)
+                # Changes of rows of the same audiences share it.
+                if new is None or new.after is not now:
+                    new = Shown((), now)
+                seen = new
             effect = table.effects.insert(row)
         elif kind is _UPDATE and values and not write.defaults:
             before = rows[at]

@@ -78,16 +78,16 @@ class RowAudiences:
     def _told_apart(self, cells: list[Cell]) -> Key:
         return (*cells, *(repr(cells[i]) for i in self._repeat))
 
-    def key_with(self, there: Sequence[Cell] | None, values: Mapping[str, Cell]) -> Key | None:
-        """The key of a row as it will be with ``values``, and for the rest as it is ``there``; None where that does not
-        say it."""
-        if there is None:
-            try:
-                return self._key_of_values(values)
-            except KeyError:
-                return None
-        if self.reads.isdisjoint(values):
-            return self.key(there)
+    def keys_of_new(self, rows: Iterable[Mapping[str, Cell]]) -> list[Key]:
+        """The keys of rows as they will be with these values, which are of the same columns; none where they do not say
+        it."""
+        try:
+            return list(map(self._key_of_values, rows))
+        except KeyError:
+            return []
+
+    def key_with(self, there: Sequence[Cell], values: Mapping[str, Cell]) -> Key:
+        """The key of a row as it will be with ``values``, and for the rest as it is ``there``."""
         before = {column.name: there[place] for column, place in zip(self._columns, self._places, strict=True)}
         return self._key_of_values({**before, **values})
 
@@ -124,9 +124,13 @@ class RowAudiences:
         """The audiences of a row, None where they were not learned."""
         return self._known.get(self.key(row))
 
-    def at(self, key: Key) -> Audiences | None:
-        """The audiences of a row with this key, None where they were not learned."""
-        return self._known.get(key)
+    def expected(self, there: Sequence[Cell] | None, values: Mapping[str, Cell]) -> Audiences | None:
+        """The audiences of a row as it will be with ``values``, and for the rest as it is ``there``; None where that
+        does not say it, or they were not learned."""
+        try:
+            return self._known.get(self._key_of_values(values) if there is None else self.key_with(there, values))
+        except KeyError:
+            return None
 
     def _evaluate(self, conn: Connection, keys: Sequence[Key]) -> list[Audiences]:
         columns = self._columns
