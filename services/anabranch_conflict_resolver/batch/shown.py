@@ -19,12 +19,14 @@ from anabranch.wire.large_effects import LargeEffect, LargeEffectBuilder
 
 AudienceChanges = dict[tuple[str, str], tuple[int, int]]
 """By table and audience, what to add to the count and the hash of its rows."""
+_NONE = (0, 0)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Shown:
-    """The audiences of a row before and after its change, none where there was no row; ``sums``: by audience, what the
-    change adds to the count and the hash of its rows."""
+    """The audiences of a row before and after its change, none where there was no row. ``sums``: of a row that moves,
+    by audience, what the change adds to the count and the hash of its rows; of another one, its effect says it. A value
+    all the same: to make a frozen one for each change costs three times as much."""
 
     before: Audiences
     after: Audiences
@@ -77,16 +79,43 @@ def shown(
         return effect, None
     was = audiences.of(before) if before is not None else ()
     now = audiences.of(after) if after is not None else ()
-    if effect.type == UPDATE and was != now:
-        assert before is not None
-        assert after is not None
-        old, new = effects_of.row_hash(before), effects_of.row_hash(after)
-        sums = [(one, -1, -old) for one in was if one not in now]
-        sums += [(one, 0, new - old) if one in was else (one, 1, new) for one in now]
-        return effects_of.whole_update(before, after), Shown(was, now, sums)
-    if not effect.count_change and not effect.hash_change:
+    return shown_to(was, now, effects_of, before, after, effect)
+
+
+@overload
+def shown_to(
+    was: Audiences, now: Audiences, effects_of: EffectBuilder, before: Row | None, after: Row | None, effect: Effect
+) -> tuple[Effect, Shown]: ...
+
+
+@overload
+def shown_to(
+    was: Audiences,
+    now: Audiences,
+    effects_of: EffectBuilder | LargeEffectBuilder,
+    before: Row | None,
+    after: Row | None,
+    effect: Effect | LargeEffect,
+) -> tuple[Effect | LargeEffect, Shown]: ...
+
+
+def shown_to(
+    was: Audiences,
+    now: Audiences,
+    effects_of: EffectBuilder | LargeEffectBuilder,
+    before: Row | None,
+    after: Row | None,
+    effect: Effect | LargeEffect,
+) -> tuple[Effect | LargeEffect, Shown]:
+    """``shown`` of a row of a restricted table that was for some and is now for others, or the same."""
+    if was == now or effect.type != UPDATE:
         return effect, Shown(was, now)
-    return effect, Shown(was, now, [(one, effect.count_change, effect.hash_change) for one in now or was])
+    assert before is not None
+    assert after is not None
+    old, new = effects_of.row_hash(before), effects_of.row_hash(after)
+    sums = [(one, -1, -old) for one in was if one not in now]
+    sums += [(one, 0, new - old) if one in was else (one, 1, new) for one in now]
+    return effects_of.whole_update(before, after), Shown(was, now, sums)
 
 
 def add_changes(changes: AudienceChanges, more: AudienceChanges) -> None:
@@ -96,8 +125,19 @@ def add_changes(changes: AudienceChanges, more: AudienceChanges) -> None:
         changes[place] = (before[0] + count, before[1] + total)
 
 
-def add_sums(sums: AudienceChanges, table: str, changed: Shown | None) -> None:
-    """Add the change of a row to the changes of its audiences' sums."""
-    for audience, count, total in changed.sums if changed is not None else ():
-        before = sums.get((table, audience), (0, 0))
+def add_sums(sums: AudienceChanges, table: str, changed: Shown | None, effect: Effect | LargeEffect) -> None:
+    """Add the change of a row, with its effect, to the changes of its audiences' sums."""
+    if changed is None:
+        return
+    for audience, count, total in changed.sums:
+        before = sums.get((table, audience), _NONE)
+        sums[table, audience] = (before[0] + count, before[1] + total)
+    if not changed.sums and (effect.count_change or effect.hash_change):
+        add_to_all(sums, table, changed.after or changed.before, effect.count_change, effect.hash_change)
+
+
+def add_to_all(sums: AudienceChanges, table: str, audiences: Audiences, count: int, total: int) -> None:
+    """Add the same change of count and hash to the changes of the sums of all of these audiences."""
+    for audience in audiences:
+        before = sums.get((table, audience), _NONE)
         sums[table, audience] = (before[0] + count, before[1] + total)

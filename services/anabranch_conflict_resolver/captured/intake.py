@@ -62,6 +62,8 @@ def log_rows(
     know(context.conn, synced, view, {step.at for one in ordered for step in one})
     learn(context.conn, synced.restricted, rows_of(step for one in ordered for step in one))
     remembering = _remembers(synced)
+    # A locked row is for those whom it was for when it was read: nobody has changed it since.
+    whose = {at: view.audiences[at] for at in touched & view.rows.keys() if at[0] in synced.restricted}
     batches: list[ServerBatch] = []
     for row, made in zip(ends, ordered, strict=True):
         origin = Origin(row.xid, row.role, row.application)
@@ -70,6 +72,7 @@ def log_rows(
         if batch.log:
             batches.append(batch)
     settle(synced, view, touched)
+    view.audiences.update(whose)
     ids = [row.id for row in rows]
     return Drained(batches, ids, ids[-1] if ids else 0)
 

@@ -161,7 +161,7 @@ class ServerBatch:
                 values = {column: after[index[column]] for column in effect.changed}
             effect, seen = shown(table.audiences, effects_of, before, after, effect)
             histories.note_audiences(at, seen, there=after is not None)
-            add_sums(self.audience_changes, name, seen)
+            add_sums(self.audience_changes, name, seen, effect)
             if seen is not None and before is not None and seen.after and seen.before != seen.after:
                 # Batches may wait for a row that they have not seen, and see now.
                 came.append((table.table.id, key))

@@ -15,6 +15,7 @@ from anabranch.merge import MutationType
 from anabranch.runtime.telemetry import current_traceparent
 from anabranch.store.audiences.affected import ChangedRows, store_changes
 from anabranch.store.audiences.principals import Given
+from anabranch.store.audiences.row_audiences import Audiences
 from anabranch.store.audiences.sums import AudienceSums, write_audience_sums
 from anabranch.store.capture import captured
 from anabranch.store.catalog.sums import sum_to_bytes
@@ -30,9 +31,10 @@ from anabranch.store.session.binary import Cursor
 from anabranch.store.session.engine import Session
 from anabranch.v1 import position_pb2, verdict_pb2
 from anabranch.values.canonical import SUM_MODULUS
-from anabranch_conflict_resolver.batch.results import Applied, Rejection, Result, joined, numbered
+from anabranch_conflict_resolver.batch.decode import RowKey
+from anabranch_conflict_resolver.batch.results import Applied, Change, Rejection, Result, joined, numbered
 from anabranch_conflict_resolver.batch.rights import Rights
-from anabranch_conflict_resolver.batch.shown import AudienceChanges, Shown, add_changes, add_sums
+from anabranch_conflict_resolver.batch.shown import AudienceChanges, Shown, add_changes, add_sums, add_to_all
 from anabranch_conflict_resolver.batch.verdict_bytes import applied_as_written
 from anabranch_conflict_resolver.batch.verdicts import applied_verdict, rejected_verdict
 from anabranch_conflict_resolver.captured.server_batches import Drained
@@ -141,8 +143,7 @@ def _gather_applied(
     candidate, decision = accepting.candidate, accepting.decision
     batch_id, node_id = taken.batch_id, taken.node_id
     hashes: list[bytes] = []
-    log, sums = records.log, records.sum_changes
-    seen: dict[tuple[str, str], Shown] = {}
+    log, sums, audience_changes = records.log, records.sum_changes, records.audience_changes
     spills = result.spills
     for ordinal, change in enumerate(result.changes) if not spills else numbered(result.changes, spills):
         write, effect = change.write, change.effect
@@ -151,9 +152,6 @@ def _gather_applied(
         before = after = None
         if change.shown is not None:
             before, after = change.shown.before, change.shown.after
-            first = seen.get((name, write.key), change.shown)
-            seen[name, write.key] = Shown(first.before, after)
-            add_sums(records.audience_changes, name, change.shown)
             if before != after and after and write.type is not MutationType.INSERT:
                 # Batches may wait for a row that they have not seen, and see now.
                 records.came.append((table_id, write.key))
@@ -180,12 +178,14 @@ def _gather_applied(
             sums[name] = (count + effect.count_change, total + effect.hash_change)
         if write.type is MutationType.INSERT:
             records.came.append((table_id, write.key))
+    if synced.restricted:
+        _add_audiences(audience_changes, result.changes)
     records.links.append((batch_id, hashes if not spills else joined(hashes, spills)))
     for name, (more, more_hash) in (pair for spill in spills for pair in spill.sum_changes.items()):
         count, total = sums.get(name, (0, 0))
         sums[name] = (count + more, total + more_hash)
     for spill in spills:
-        add_changes(records.audience_changes, spill.audience_changes)
+        add_changes(audience_changes, spill.audience_changes)
         records.changed.update(spill.changed)
     records.logged += sum(spill.count for spill in spills)
     records.greatest[node_id] = batch_id
@@ -202,6 +202,7 @@ def _gather_applied(
             or applied_verdict(tables, position, result, rights).SerializeToString(),
         )
     )
+    seen = _seen(result.changes) if decision.conflicts else {}
     for number, conflict in enumerate(decision.conflicts):
         table = tables[conflict.table]
         value = table.writers[conflict.column](conflict.losing_value).SerializeToString()
@@ -222,6 +223,37 @@ def _gather_applied(
                 None if whom is None else whom.after,
             )
         )
+
+
+def _add_audiences(sums: AudienceChanges, changes: Sequence[Change]) -> None:
+    """Add a batch's changes to those of the sums of audiences. Rows that stand together are mostly of the same
+    audiences: these are added as one."""
+    table, count, total = "", 0, 0
+    whose: Audiences = ()
+    for change in changes:
+        shown, effect = change.shown, change.effect
+        if shown is None:
+            continue
+        if shown.sums:
+            add_sums(sums, change.write.table, shown, effect)
+        elif effect.count_change or effect.hash_change:
+            of_row = shown.after or shown.before
+            if of_row is not whose or change.write.table != table:
+                add_to_all(sums, table, whose, count, total)
+                table, whose, count, total = change.write.table, of_row, 0, 0
+            count += effect.count_change
+            total += effect.hash_change
+    add_to_all(sums, table, whose, count, total)
+
+
+def _seen(changes: Sequence[Change]) -> dict[RowKey, Shown]:
+    """By row of a restricted table, whom it was for before the batch, and is for after it."""
+    seen: dict[RowKey, Shown] = {}
+    for change in changes:
+        if change.shown is not None:
+            at = (change.write.table, change.write.key)
+            seen[at] = Shown(seen.get(at, change.shown).before, change.shown.after)
+    return seen
 
 
 def new_sums(tables: Mapping[str, SyncedTable], records: Records, sums: Sums) -> Sums:

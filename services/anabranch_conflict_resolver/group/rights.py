@@ -16,6 +16,7 @@ from anabranch_conflict_resolver.group.audiences import log_failure
 from anabranch_conflict_resolver.group.context import Context
 
 _NOTHING = Given()
+_Claimed = tuple[str, tuple[str, ...] | None, tuple[str, ...] | None]
 
 
 def learn_principals(context: Context, candidates: Sequence[Candidate]) -> None:
@@ -51,14 +52,27 @@ def rights_of(context: Context, candidates: Sequence[Candidate], *, memberships_
             given = steps.run(context.conn, principals.evaluate(context.synced.database, names))
         except QUERY_FAILS as error:
             log_failure(context.synced.database, error)
-    return {taken.batch_id: _rights(taken, given.get(taken.principal, _NOTHING)) for taken in concerned}
+    made: dict[_Claimed, Rights] = {}
+    rights: dict[str, Rights] = {}
+    for taken in concerned:
+        # Most batches of a group are of few principals, with the same claims.
+        claimed = (taken.principal, _as_key(taken.read_audiences), _as_key(taken.write_audiences))
+        of_batch = made.get(claimed)
+        if of_batch is None:
+            of_batch = made[claimed] = _rights(taken, given.get(taken.principal, _NOTHING))
+        rights[taken.batch_id] = of_batch
+    return rights
+
+
+def _as_key(audiences: Sequence[str] | None) -> tuple[str, ...] | None:
+    return None if audiences is None else tuple(audiences)
 
 
 def _concerned(context: Context, candidates: Sequence[Candidate]) -> list[Taken]:
     restricted = context.synced.database.restricted
     if not restricted:
         return []
-    return [c.taken for c in candidates if any(table in restricted for table, _ in c.decoded.keys)]
+    return [c.taken for c in candidates if any(one.table in restricted for one in c.decoded.mutations)]
 
 
 def _rights(taken: Taken, given: Given) -> Rights:

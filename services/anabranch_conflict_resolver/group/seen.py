@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Container, Mapping, Sequence
 
 from anabranch.merge import MutationType, RowState, Write
-from anabranch.store.audiences.row_audiences import Key, RowAudiences
+from anabranch.store.audiences.row_audiences import Audiences, Key
 from anabranch.store.session.engine import Session
 from anabranch.v1 import errors_pb2
-from anabranch.values import Cell
 from anabranch_conflict_resolver.batch.decode import RowKey
 from anabranch_conflict_resolver.batch.results import Accepting, Candidate, Rejection, forbidden
 from anabranch_conflict_resolver.batch.rights import Rights
@@ -21,6 +20,7 @@ from anabranch_conflict_resolver.blame.taken_words import taken_words
 from anabranch_conflict_resolver.group.tables import SyncedDatabase
 from anabranch_conflict_resolver.group.view import View
 
+_INSERT, _DELETE = MutationType.INSERT, MutationType.DELETE
 _UNIQUE_VIOLATION = "23505"
 
 
@@ -28,12 +28,23 @@ def seen_states(
     view: View, candidate: Candidate, rights: Rights | None, restricted: Container[str]
 ) -> Mapping[RowKey, RowState]:
     """The states that the rules see for a batch: without those of rows that its principal may not read."""
+    states, audiences = view.states, view.audiences
     if rights is None:
-        return view.states
+        return states
+    # Rows that stand together are mostly of the same audiences: these are asked about once.
+    allowed: Audiences | None = None
+    for at in candidate.decoded.keys:
+        whose = audiences.get(at, ())
+        if whose is not allowed and at in states and at[0] in restricted:
+            if not rights.may_read(whose):
+                break
+            allowed = whose
+    else:
+        return states
     return {
-        at: view.states[at]
+        at: states[at]
         for at in candidate.decoded.keys
-        if at in view.states and (at[0] not in restricted or rights.may_read(view.audiences.get(at, ())))
+        if at in states and (at[0] not in restricted or rights.may_read(audiences.get(at, ())))
     }
 
 
@@ -42,32 +53,39 @@ def refusal(synced: SyncedDatabase, view: View, accepting: Accepting, rights: Ri
     far as that is known before anything is written."""
     if rights is None:
         return None
+    allowed: Audiences | None = None
     for write in accepting.decision.writes:
-        audiences = synced.tables[write.table].audiences
+        audiences = synced.restricted.get(write.table)
         if audiences is None:
             continue
         at = (write.table, write.key)
-        there = view.rows.get(at)
-        if write.type is MutationType.INSERT:
+        there, kind = view.rows.get(at), write.type
+        if kind is _INSERT:
             # First whether it may write such a row: else the answer would tell whether there is one that is not seen.
-            if not _may_leave(audiences, rights, None, write):
+            after = audiences.expected(None, write.values)
+            if after is not None and after is not allowed and not rights.may_write(after):
                 return forbidden(accepting.candidate, write)
             if there is not None:
                 # It has the key of a row that is not seen, and learns no more of it than that.
                 return _taken_key(synced, accepting, write)
+            allowed = after or allowed
             continue
-        if there is not None and not rights.may_write(view.audiences[at]):
+        if there is not None:
+            before = view.audiences[at]
+            if before is not allowed and not rights.may_write(before):
+                return forbidden(accepting.candidate, write)
+            allowed = before
+            if audiences.reads.isdisjoint(write.values):
+                continue
+        if kind is None or kind is _DELETE or write.defaults:
+            continue
+        after = audiences.expected(there, write.values)
+        if after is None or after is allowed:
+            continue
+        if not rights.may_write(after):
             return forbidden(accepting.candidate, write)
-        if write.type is MutationType.UPDATE and not write.defaults and not _may_leave(audiences, rights, there, write):
-            return forbidden(accepting.candidate, write)
+        allowed = after
     return None
-
-
-def _may_leave(audiences: RowAudiences, rights: Rights, there: Sequence[Cell] | None, write: Write) -> bool:
-    """Whether a row may be as a write leaves it; also where that is not known yet."""
-    key = audiences.key_with(there, write.values)
-    after = audiences.at(key) if key is not None else None
-    return after is None or rights.may_write(after)
 
 
 def learn_expected(conn: Session, synced: SyncedDatabase, view: View, candidates: Sequence[Candidate]) -> None:
@@ -82,14 +100,17 @@ def learn_expected(conn: Session, synced: SyncedDatabase, view: View, candidates
         for mutation in candidate.decoded.mutations:
             name, kind = mutation.table, mutation.type
             audiences = synced.restricted.get(name)
-            if audiences is None or kind is MutationType.DELETE:
+            # All rows of a mutation have the same columns. One that keeps what the expression reads was learned.
+            if audiences is None or (kind is not _INSERT and audiences.reads.isdisjoint(mutation.rows[0].values)):
                 continue
             keys = wanted.setdefault(name, [])
+            if kind is _INSERT:
+                keys += audiences.keys_of_new([change.values for change in mutation.rows])
+                continue
             for change in mutation.rows:
-                there = view.rows.get((name, change.key)) if kind is MutationType.UPDATE else None
-                key = audiences.key_with(there, change.values)
-                if key is not None:
-                    keys.append(key)
+                there = view.rows.get((name, change.key))
+                if there is not None:
+                    keys.append(audiences.key_with(there, change.values))
     for name, keys in wanted.items():
         synced.restricted[name].learn_keys(conn, keys)
 

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from anabranch.merge import MutationType, Outcome, RowState, Write, applied
+from anabranch.store.audiences.row_audiences import Audiences
 from anabranch.store.audiences.rules import claims_text
 from anabranch.store.group.acting import act_as, act_as_oneself
 from anabranch.store.group.rows import Answer, Row
@@ -24,7 +25,7 @@ from anabranch.wire.effects import Effect
 from anabranch_conflict_resolver.batch.decode import RowKey
 from anabranch_conflict_resolver.batch.results import Accepting, Applied, Change, Made
 from anabranch_conflict_resolver.batch.rights import Rights
-from anabranch_conflict_resolver.batch.shown import Shown, learn, shown
+from anabranch_conflict_resolver.batch.shown import Shown, learn, shown_to
 from anabranch_conflict_resolver.group.setback import Setback, Why
 from anabranch_conflict_resolver.group.table import SyncedTable
 from anabranch_conflict_resolver.group.view import View
@@ -88,14 +89,10 @@ def carry_out(
         gone: dict[str, set[str]] = {}
         for table, keys in deleted:
             gone.setdefault(table, set()).update(keys())
-    restricted = {name: one for name in stored if (one := tables[name].audiences) is not None}
-    if restricted:
-        learn(conn, restricted, ((table, row) for table, rows in stored.items() for row in rows.values()))
     ineffective: dict[str, Write] = {}
-    done: list[list[_Step]] = []
+    others: list[tuple[Accepting, list[_Step], int, Row]] = []
     for (accepting, _), steps in zip(jobs, expected, strict=True):
-        done.append([])
-        for step in steps:
+        for place, step in enumerate(steps):
             write = step.write
             kind = write.type
             if kind is _DELETE:
@@ -109,16 +106,19 @@ def carry_out(
                 if row is not None and (
                     expected_row is None or row != expected_row or tables[write.table].effects.differ(row, expected_row)
                 ):
-                    step = _derive(tables, view, accepting, write, row, stored=True)
+                    others.append((accepting, steps, place, row))
             if not came:
                 ineffective.setdefault(accepting.batch.id, write)
-            done[-1].append(step)
     if ineffective:
         return Setback(Why.INEFFECTIVE, frozenset(ineffective), ineffective)
-    forbidden = dict(_forbidden(jobs, done, rights)) if rights else {}
+    restricted = {name: one for name in stored if (one := tables[name].audiences) is not None}
+    learn(conn, restricted, ((steps[place].at[0], row) for _, steps, place, row in others))
+    for accepting, steps, place, row in others:
+        steps[place] = _derive(tables, view, accepting, steps[place].write, row, stored=True)
+    forbidden = dict(_forbidden(jobs, expected, rights)) if rights else {}
     if forbidden:
         return Setback(Why.FORBIDDEN, frozenset(forbidden), forbidden)
-    return [_forward(tables, view, steps) for steps in done]
+    return [_forward(tables, view, steps) for steps in expected]
 
 
 def _forbidden(
@@ -129,9 +129,14 @@ def _forbidden(
         of_batch = rights.get(accepting.batch.id)
         if of_batch is None:
             continue
+        allowed: Audiences | None = None
         for step in steps:
             seen = step.shown
-            if seen is not None and step.write.type in _LEAVING and not of_batch.may_write(seen.after):
+            if seen is None or seen.after is allowed or step.write.type not in _LEAVING:
+                continue
+            if of_batch.may_write(seen.after):
+                allowed = seen.after
+            else:
                 yield accepting.batch.id, step.write
 
 
@@ -198,32 +203,45 @@ def _send(conn: Session, tables: Mapping[str, SyncedTable], jobs: Sequence[Job])
 def _expect(
     tables: Mapping[str, SyncedTable], view: View, accepting: Accepting, writes: Sequence[Write]
 ) -> list[_Step]:
-    """The results of writes if Postgres stores them as they are."""
+    """The results of writes if Postgres stores them as they are. Where it is not known whom a row is for, the row as it
+    comes back is asked about."""
     rows, states, batch = view.rows, view.states, accepting.batch
     steps: list[_Step] = []
+    new: Shown | None = None
     for write in writes:
         kind, values = write.type, write.values
         at = (write.table, write.key)
         table = tables[write.table]
+        audiences, seen = table.audiences, None
         if kind is _INSERT:
             if len(values) != len(table.names):
                 steps.append(_Step(at, write))
                 continue
             row = [values[name] for name in table.names]
-            if not _is_known(table, row):
-                steps.append(_Step(at, write))
-                continue
-            effect, seen = shown(table.audiences, table.effects, None, row, table.effects.insert(row))
+            if audiences is not None:
+                now = audiences.known(row)
+                if now is None:
+                    steps.append(_Step(at, write))
+                    continue
+                # Changes of rows of the same audiences share it.
+                if new is None or new.after is not now:
+                    new = Shown((), now)
+                seen = new
+            effect = table.effects.insert(row)
         elif kind is _UPDATE and values and not write.defaults:
             before = rows[at]
             row = before.copy()
             index = table.table.index
             for name, cell in values.items():
                 row[index[name]] = cell
-            if not _is_known(table, row):
-                steps.append(_Step(at, write))
-                continue
-            effect, seen = shown(table.audiences, table.effects, before, row, table.effects.update(before, row))
+            effect = table.effects.update(before, row)
+            if audiences is not None:
+                was = view.audiences[at]
+                now = was if audiences.reads.isdisjoint(values) else audiences.known(row)
+                if now is None:
+                    steps.append(_Step(at, write))
+                    continue
+                effect, seen = shown_to(was, now, table.effects, before, row, effect)
         else:
             known_later = write.defaults and kind is not None
             steps.append(
@@ -232,11 +250,6 @@ def _expect(
             continue
         steps.append(_Step(at, write, row, effect, applied(states.get(at), batch, write), seen))
     return steps
-
-
-def _is_known(table: SyncedTable, row: Row) -> bool:
-    """Whether it is known whom a row is for; else the row as it comes back is asked about."""
-    return table.audiences is None or table.audiences.known(row) is not None
 
 
 def _derive(
@@ -263,7 +276,11 @@ def _derive(
     else:
         effect = table.effects.update(view.rows[at], row)
     known = dict(zip(table.names, row, strict=True)) if stored and row is not None else None
-    effect, seen = shown(table.audiences, table.effects, before, after, effect)
+    seen, audiences = None, table.audiences
+    if audiences is not None:
+        was = view.audiences[at] if before is not None else ()
+        now = () if after is None else was if after is before else audiences.of(after)
+        effect, seen = shown_to(was, now, table.effects, before, after, effect)
     return _Step(at, write, row, effect, applied(view.states.get(at), accepting.batch, write, known), seen)
 
 

@@ -16,7 +16,7 @@ from anabranch.store.group.rows import Row
 from anabranch.store.session.engine import Session
 from anabranch.values import Cell
 from anabranch_conflict_resolver.batch.decode import RowKey
-from anabranch_conflict_resolver.batch.shown import Shown, learn
+from anabranch_conflict_resolver.batch.shown import Shown
 from anabranch_conflict_resolver.group.table import SyncedTable
 
 
@@ -97,10 +97,9 @@ def load_view(
         else:
             state.version = version
     view.versioned, view.busy = frozenset(versioned), frozenset(busy)
-    restricted = {name: one for name in by_table if (one := tables[name].audiences) is not None}
-    if restricted:
-        learn(conn, restricted, ((name, row) for (name, _), row in rows.items()))
-        for at, row in rows.items():
-            if at[0] in restricted:
-                view.audiences[at] = restricted[at[0]].of(row)
+    for name in by_table:
+        of_table = tables[name].audiences
+        if of_table is not None:
+            there = {at: row for at, row in rows.items() if at[0] == name}
+            view.audiences.update(zip(there, of_table.of_all(conn, there.values()), strict=True))
     return view

@@ -112,7 +112,7 @@ def _log(
                 seen.after if seen is not None else None,
             )
         )
-        add_sums(spilled.audience_changes, at[0], seen)
+        add_sums(spilled.audience_changes, at[0], seen, effect)
         if change.rows is not None:
             spilled.changed.add(at[0], *change.rows)
         count, total = spilled.sum_changes.get(at[0], (0, 0))

@@ -9,6 +9,7 @@ import pytest
 from tests.integration.resolver.audiences import AUDIENCES, NAMES, OWN, RULES, TABLES, changes, shown
 
 from anabranch.runtime import metrics
+from anabranch.store.audiences import row_audiences
 from anabranch.store.audiences.set_rules import set_audience_rules
 from anabranch.store.log.conflicts import WantedConflicts, page
 from anabranch.testkit.resolver_rig import ResolverRig
@@ -139,6 +140,54 @@ def test_a_trigger_that_moves_a_row_counts(make_rig: Any) -> None:
     rig.drain()
     assert [rig.outcome(one) for one in (fine, forbidden, allowed)] == [["APPLIED"], "FORBIDDEN", ["APPLIED"]]
     assert shown(rig, "job") == [("0", INSERT, [], ["team:1"]), ("2", INSERT, [], ["team:2"])]
+
+
+def test_a_column_that_postgres_computes_says_whom_a_row_is_for(make_rig: Any) -> None:
+    tables = """
+    create table job (
+        id text primary key, n bigint, title text, team text generated always as ('team:' || n::text) stored
+    );
+    """
+    rig: ResolverRig = make_rig(tables, {"job": None}, audiences={"job": "team"}, rules={"claims": {"teams": "team"}})
+    a, c = rig.node("a", "alice", ["team:1"]), rig.node("c", "carol", ["team:1", "team:2"])
+    mine = a.insert("job", {"id": "1", "n": 1, "title": "one"})
+    other = a.insert("job", {"id": "2", "n": 2, "title": "two"})
+    rig.drain()
+    assert (rig.outcome(mine), rig.outcome(other)) == (["APPLIED"], "FORBIDDEN")
+    c.see()
+    renamed = a.update("job", {"id": "1", "title": "uno"})
+    away = a.update("job", {"id": "1", "n": 2})
+    moved = c.update("job", {"id": "1", "n": 2})
+    rig.drain()
+    assert [rig.outcome(one) for one in (renamed, away, moved)] == [["APPLIED"], "FORBIDDEN", ["MERGED"]]
+    assert shown(rig, "job") == [
+        ("1", INSERT, [], ["team:1"]),
+        ("1", UPDATE, ["team:1"], ["team:1"]),
+        ("1", UPDATE, ["team:1"], ["team:2"]),
+    ]
+
+
+def test_a_row_is_known_to_be_for_some_when_that_is_not_kept_any_more(
+    rig: ResolverRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(row_audiences, "KEPT", 2)
+    teams = [f"team:{number}" for number in range(9)]
+    c = rig.node("c", "carol", teams)
+    for number in range(4):
+        c.insert("job", {"id": str(number), "team_id": str(number), "title": "before"})
+    rig.drain()
+    c.see()
+    sent = [c.update("job", {"id": "0", "title": "after"})]
+    sent += [c.update("job", {"id": str(number), "team_id": str(number + 4)}) for number in range(1, 3)]
+    sent += [c.delete("job", {"id": "3"})]
+    assert rig.group() == 4
+    assert [rig.outcome(one) for one in sent] == [["APPLIED"]] * 4
+    assert shown(rig, "job")[4:] == [
+        ("0", UPDATE, ["team:0"], ["team:0"]),
+        ("1", UPDATE, ["team:1"], ["team:5"]),
+        ("2", UPDATE, ["team:2"], ["team:6"]),
+        ("3", DELETE, ["team:3"], []),
+    ]
 
 
 def test_rows_of_several_audiences_count_under_each(rig: ResolverRig) -> None:

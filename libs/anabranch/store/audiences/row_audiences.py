@@ -7,6 +7,7 @@ kept by those values, and most rows need no statement.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import filterfalse
 from operator import itemgetter
 from typing import Any, TypeAlias
 
@@ -35,7 +36,19 @@ class RowAudiences:
     """The audience expression of one table. ``learn`` comes before ``of``: what it has evaluated is known until it is
     called again. A *key* is what the expression reads of a row."""
 
-    __slots__ = ("_audience", "_columns", "_known", "_name", "_places", "_repeat", "_texts", "key", "reads")
+    __slots__ = (
+        "_audience",
+        "_columns",
+        "_key_of_values",
+        "_known",
+        "_name",
+        "_places",
+        "_repeat",
+        "_same",
+        "_texts",
+        "key",
+        "reads",
+    )
 
     def __init__(self, table: Table, audience: Audience) -> None:
         self._audience = audience
@@ -45,41 +58,42 @@ class RowAudiences:
         self._repeat = [i for i, column in enumerate(self._columns) if column.kind in _UNEQUAL]
         self._name = table.name
         self._known: dict[Key, Audiences] = {}
+        # Equal audiences are one object: there are far fewer of them than rows.
+        self._same: dict[Audiences, Audiences] = {}
         self._texts: dict[tuple[str, ...], bytes] = {}
-        self.key = self._key_of_rows()
+        self.key: Callable[[Sequence[Cell]], Key] = self._getter(self._places)
         """The key of a row."""
+        self._key_of_values: Callable[[Mapping[str, Cell]], Key] = self._getter(audience.columns)
         self.reads = frozenset(audience.columns)
         """The names of the columns that the expression reads."""
 
-    def _key_of_rows(self) -> Callable[[Sequence[Cell]], Key]:
-        places = self._places
+    def _getter(self, places: Sequence[Any]) -> Callable[[Any], Key]:
+        if not places:
+            return lambda cells: ()
         if self._repeat:
-            return lambda row: self._told_apart([row[i] for i in places])
-        if len(places) == 1:
-            (place,) = places
-            return lambda row: (row[place],)
-        return itemgetter(*places) if places else lambda row: ()
+            return lambda cells: self._told_apart([cells[i] for i in places])
+        # An itemgetter of one place gives the cell alone, which is no key.
+        return itemgetter(*places) if len(places) > 1 else itemgetter(places[0], places[0])
 
     def keys_of(self, columns: Sequence[Sequence[Cell]]) -> list[Key]:
         """The keys of rows, of which the columns that the expression reads are given, in the table's order."""
-        keys = list(zip(*columns, strict=True))
-        return [self._told_apart(list(key)) for key in keys] if self._repeat else keys
+        return list(map(self._getter(range(len(columns))), zip(*columns, strict=True)))
 
     def _told_apart(self, cells: list[Cell]) -> Key:
         return (*cells, *(repr(cells[i]) for i in self._repeat))
 
-    def key_with(self, there: Sequence[Cell] | None, values: Mapping[str, Cell]) -> Key | None:
-        """The key of a row as it will be with ``values``, and for the rest as it is ``there``; None where that does not
-        say it."""
-        cells = []
-        for column, place in zip(self._columns, self._places, strict=True):
-            if column.name in values:
-                cells.append(values[column.name])
-            elif there is None:
-                return None
-            else:
-                cells.append(there[place])
-        return self._told_apart(cells)
+    def keys_of_new(self, rows: Iterable[Mapping[str, Cell]]) -> list[Key]:
+        """The keys of rows as they will be with these values, which are of the same columns; none where they do not say
+        it."""
+        try:
+            return list(map(self._key_of_values, rows))
+        except KeyError:
+            return []
+
+    def key_with(self, there: Sequence[Cell], values: Mapping[str, Cell]) -> Key:
+        """The key of a row as it will be with ``values``, and for the rest as it is ``there``."""
+        before = {column.name: there[place] for column, place in zip(self._columns, self._places, strict=True)}
+        return self._key_of_values({**before, **values})
 
     def learn(self, conn: Connection, rows: Iterable[Sequence[Cell]]) -> None:
         """Evaluate the expression for ``rows``, as far as it was not yet.
@@ -87,17 +101,24 @@ class RowAudiences:
         Raises:
             psycopg.Error: Postgres refused it for one of them.
         """
-        self.learn_keys(conn, map(self.key, rows))
+        self.learn_keys(conn, list(map(self.key, rows)))
 
-    def learn_keys(self, conn: Connection, keys: Iterable[Key]) -> None:
+    def of_all(self, conn: Connection, rows: Iterable[Sequence[Cell]]) -> list[Audiences]:
+        """The audiences of each of the rows, in their order: ``learn``, and ``of`` for each. Raises as the first."""
+        keys = list(map(self.key, rows))
+        self.learn_keys(conn, keys)
+        return list(map(self._known.__getitem__, keys))
+
+    def learn_keys(self, conn: Connection, keys: Sequence[Key]) -> None:
         """``learn`` for keys. Raises as that."""
-        wanted = set(keys)
-        unknown = list(wanted - self._known.keys())
+        unknown = list(set(filterfalse(self._known.__contains__, keys)))
         if len(self._known) + len(unknown) > KEPT:
-            self._known = {key: self._known[key] for key in wanted if key in self._known}
+            self._known = {key: self._known[key] for key in set(keys) if key in self._known}
+            self._same.clear()
         for first in range(0, len(unknown), AT_ONCE):
             some = unknown[first : first + AT_ONCE]
-            self._known.update(zip(some, self._evaluate(conn, some), strict=True))
+            found = [self._same.setdefault(audiences, audiences) for audiences in self._evaluate(conn, some)]
+            self._known.update(zip(some, found, strict=True))
 
     def of(self, row: Sequence[Cell]) -> Audiences:
         """The audiences of a row that was learned. KeyError for one that was not."""
@@ -110,6 +131,14 @@ class RowAudiences:
     def at(self, key: Key) -> Audiences | None:
         """The audiences of a row with this key, None where they were not learned."""
         return self._known.get(key)
+
+    def expected(self, there: Sequence[Cell] | None, values: Mapping[str, Cell]) -> Audiences | None:
+        """The audiences of a row as it will be with ``values``, and for the rest as it is ``there``; None where that
+        does not say it, or they were not learned."""
+        try:
+            return self._known.get(self._key_of_values(values) if there is None else self.key_with(there, values))
+        except KeyError:
+            return None
 
     def _evaluate(self, conn: Connection, keys: Sequence[Key]) -> list[Audiences]:
         columns = self._columns
@@ -143,7 +172,5 @@ def audiences_of(conn: Connection, audiences: RowAudiences, rows: Sequence[Seque
     expression fails for a row."""
     found: list[Audiences] = []
     for first in range(0, len(rows), AT_ONCE):
-        some = rows[first : first + AT_ONCE]
-        audiences.learn(conn, some)
-        found += map(audiences.of, some)
+        found += audiences.of_all(conn, rows[first : first + AT_ONCE])
     return found
