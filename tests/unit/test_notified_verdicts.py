@@ -50,6 +50,9 @@ def test_what_anybody_may_send_is_not_believed(text: str) -> None:
 
 def test_what_has_no_room_is_not_told() -> None:
     length = len(told())
-    assert seal_verdicts(KEY, 3, 17, CHAIN, VERDICTS, length) == told()
+    fits = seal_verdicts(KEY, 3, 17, CHAIN, VERDICTS, length)
+    assert fits is not None
+    assert open_verdicts(KEY, 3, 17, fits) == open_verdicts(KEY, 3, 17, told())
+    assert fits != told(), "nobody who listens sees that it is the same"
     assert seal_verdicts(KEY, 3, 17, CHAIN, VERDICTS, length - 1) is None
     assert seal_verdicts(KEY, 3, 17, CHAIN, [Verdict("A", SHA256, "", bytes(100_000))], ROOM) is None

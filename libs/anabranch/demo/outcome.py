@@ -37,7 +37,8 @@ class Outcome:
         it says itself."""
         compared, differing = self.compared.get(tablet, (0, 0))
         sums = self.sums.get(tablet) == visible(self.server_sums, audience_of(tablet))
-        return sums and compared > 0 and not differing and not self.reports[tablet]["disagreeing"]
+        report = self.reports[tablet]
+        return sums and compared > 0 and not differing and not report["disagreeing"] and not report["queued"]
 
     @property
     def equal(self) -> bool:
@@ -48,4 +49,17 @@ class Outcome:
     def from_parquet(self) -> bool:
         """Whether the new tablet's rows were those of the Parquet files, and not those of the tables."""
         pulled = self.pulls.get(plan.NEW_TABLET)
-        return pulled is not None and pulled["cursor"] == self.lake.position > 0
+        return pulled is not None and pulled["cursor"] == self.lake.position > 0 and bool(self.closing.total())
+
+    @property
+    def untold(self) -> list[str]:
+        """The sentences of the story that are not true, if any."""
+        found = []
+        if self.lake.floor != self.lake.position:
+            found.append(f"the log's floor is at {self.lake.floor}, and the Parquet ends at {self.lake.position}")
+        refused = self.verdicts.reasons[plan.STRAYING, "FORBIDDEN"]
+        if refused != 1:
+            found.append(
+                f"{refused} batches for another airport's rows were refused, and not the one of {plan.STRAYING}"
+            )
+        return found

@@ -35,6 +35,8 @@ def show(outcome: Outcome, console: Console) -> None:
     summary_of_lake.show(outcome, console)
     if not outcome.from_parquet:
         console.print(f"[bold red]{plan.NEW_TABLET} did not get its rows from the Parquet files.[/]")
+    for text in outcome.untold:
+        console.print(f"[bold red]{text}[/]")
     if outcome.equal:
         console.print(
             "[bold green]All five tablets hold exactly the rows of Postgres that they may see.[/]"

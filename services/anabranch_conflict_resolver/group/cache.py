@@ -22,6 +22,7 @@ from anabranch_conflict_resolver.group.tables import SyncedDatabase, compile_dat
 
 _log = structlog.get_logger()
 _LOOK_S = 2.0
+"""Seconds between two looks at the tables' shape; so old, too, is at most what is known of principals."""
 """How long, in seconds, a change of a table's shape may go unseen where nothing fails for it."""
 
 
@@ -78,8 +79,9 @@ NOTHING = Undertaken()
 class Cache:
     """The state that is kept of a database between groups. None of it is trusted without a check: ``synced`` counts
     while the schema version is its own; ``sums``, ``audience_sums`` and ``given`` (what membership queries give
-    principals) while that version stays and the chain's last link is ``link`` (what adopts rows gives a table new sums
-    without a link, and makes a new version); a batch that was ``read_ahead`` while the payload's hash is its own.
+    principals; forgotten at each look) while that version stays and the chain's last link is ``link`` (what adopts rows
+    gives a table new sums without a link, and makes a new version); a batch that was ``read_ahead`` while the payload's
+    hash is its own.
     ``shape`` is the tables' fingerprint when they were compiled, and ``looked_s`` when that was last looked at
     (``time.monotonic``): after a failure, and every ``_LOOK_S``. ``seal_key`` gives the key of a database's seals where
     the session may not read it.

@@ -3,7 +3,8 @@ Of a restricted table the rows are picked that the caller sees there (``seen_row
 
 A pull waits for its turn like any other, has one chunk ahead, and is cut off like any other, its turn given back, where
 its client takes nothing for ``pull_stall_ms``. It holds no transaction, so that nothing else ends it but a file that is
-gone or damaged; its client then begins anew, and is served from Postgres.
+gone or damaged; its client then begins anew, and is served from Postgres. One of restricted tables also ends with the
+session in which expressions are evaluated, and after ``pull_max_ms``; its client goes on from its resume tokens.
 """
 
 from __future__ import annotations

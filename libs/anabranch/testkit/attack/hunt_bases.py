@@ -13,7 +13,8 @@ from anabranch.testkit.attack.hunted import DATABASE
 from anabranch.testkit.base_writer import BaseWriter, FileRows
 
 PAUSE_S = 0.2
-"""Between two bases. Who has lost an audience since is not served from one, and audiences change all the time."""
+"""Between two bases. A base serves nobody who has lost an audience since, and audiences change all the time. That rule
+is not the hunt's to judge, as what was lost was seen once: the tests of pulls from a base do."""
 
 
 def publish_bases(url: str, root: Path, stop: threading.Event) -> None:
