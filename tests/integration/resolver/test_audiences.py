@@ -455,6 +455,29 @@ def test_one_who_may_not_write_a_row_does_not_learn_whether_its_key_is_taken(mak
     assert rig.outcome(mine) == ["APPLIED"]
 
 
+def test_an_operator_that_somebody_makes_later_says_of_no_row_whose_it_is(make_rig: Any) -> None:
+    """Of values that Postgres gives back, the expression is evaluated between the application's own statements, which
+    find an operator of just these types before the system's that takes any."""
+    table = (
+        "create table ticket (id text primary key, teams text[], title text);"
+        "create function with_all() returns trigger language plpgsql as"
+        " $$ begin new.teams := array_append(new.teams, 'team:all'); return new; end $$;"
+        "create trigger with_all before insert on ticket for each row execute function with_all()"
+    )
+    audiences = {"ticket": "teams || array['team:' || id]"}
+    rig: ResolverRig = make_rig(table, {"ticket": None}, audiences=audiences, rules={"claims": {"teams": "team"}})
+    rig.sql(
+        "create function app.both(text[], text[]) returns text[] language plpgsql immutable as"
+        " $$ begin raise 'run with the rights of the services'; end $$;"
+        "create operator app.|| (function = app.both, leftarg = text[], rightarg = text[])"
+    )
+    alice = rig.node("a", "alice", ["team:mine"])
+    sent = alice.insert("ticket", {"id": "1", "teams": ["team:mine"], "title": "x"})
+    rig.drain()
+    assert rig.outcome(sent) == ["APPLIED"]
+    assert shown(rig, "ticket") == [("1", INSERT, [], ["team:1", "team:all", "team:mine"])]
+
+
 def test_a_principal_that_retention_has_forgotten_is_learned_anew(
     rig: ResolverRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

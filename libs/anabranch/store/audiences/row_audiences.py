@@ -12,13 +12,15 @@ from operator import itemgetter
 from typing import Any, TypeAlias
 
 from anabranch.store.audiences.expression import Audience
+from anabranch.store.audiences.queries import OUR_PATH
 from anabranch.store.audiences.rules import is_audience
 from anabranch.store.cells.binary_cells import quote
 from anabranch.store.group.rows_statements import Sent, sent_as
 from anabranch.store.session.binary import Connection, run
+from anabranch.store.session.engine import FIXED_SETTINGS
 from anabranch.values import Cell, Kind, Table
 from anabranch.values.pieces import whole
-from anabranch.values.postgres_binary import int8
+from anabranch.values.postgres_binary import int8, text
 
 Audiences: TypeAlias = tuple[str, ...]
 """A row's audiences, in the order of their bytes; none for a row that is nobody's."""
@@ -28,6 +30,8 @@ KEPT = 50_000
 AT_ONCE = 5_000
 """Rows that one statement evaluates."""
 _NUMBER = "_DB_number"
+_PATH = b"select pg_catalog.current_setting('search_path')"
+_SET_PATH = b"select pg_catalog.set_config('search_path', $1::text, true)"
 _UNEQUAL = frozenset({Kind.DOUBLE, Kind.ARRAY})
 """Kinds whose cells may be equal in Python and different in Postgres (-0.0)."""
 
@@ -146,25 +150,33 @@ class RowAudiences:
         values: list[tuple[Any, ...]] = list(zip(*cells, strict=True)) if columns else []
         sent = sent_as(columns, values, "c")
         parameters = [one.sender.build(column) for one, column in zip(sent, values, strict=True)]
+        # Between the statements of a wave the path is the application's own: an operator of just these types that is
+        # found there would be taken for the system's that the expression names.
+        [(path,)] = run(conn, _PATH, []).fetchall()
+        own = path == FIXED_SETTINGS["search_path"]
+        if not own:
+            run(conn, _SET_PATH, [text(OUR_PATH)])
         found = run(conn, self._text(sent), [*parameters, int8(len(keys))]).fetchall()
+        if not own:
+            run(conn, _SET_PATH, [text(path)])
         if self._audience.is_list:
             return [tuple(audiences) for (audiences,) in found]
         return [(audience,) if audience and is_audience(audience) else () for (audience,) in found]
 
     def _text(self, sent: Sequence[Sent]) -> bytes:
         shape = tuple(one.sender.array_type for one in sent)
-        text = self._texts.get(shape)
-        if text is None:
+        statement = self._texts.get(shape)
+        if statement is None:
             arrays = "".join(f"unnest(${i}::{one.sender.array_type}), " for i, one in enumerate(sent, 1))
             aliases = "".join(f"{one.alias}, " for one in sent)
             selected = "".join(f"{one.typed} as {quote(one.column.name)}, " for one in sent)
             of_row = self._audience.as_list if self._audience.is_list else f"({self._audience.expression})::text"
-            text = self._texts[shape] = (
+            statement = self._texts[shape] = (
                 f"select {of_row} from (select {selected}v.number as {quote(_NUMBER)} "
                 f"from rows from ({arrays}generate_series(1, ${len(sent) + 1}::int8)) as v ({aliases}number)"
                 f") as {quote(self._name)} order by {quote(_NUMBER)}"
             ).encode()
-        return text
+        return statement
 
 
 def audiences_of(conn: Connection, audiences: RowAudiences, rows: Sequence[Sequence[Cell]]) -> list[Audiences]:
