@@ -134,17 +134,14 @@ class ServerBatch:
         """Log ``steps``, in the order in which they were made, and carry ``histories`` forward, which hold those that
         are known already. The audiences of their rows are learned. ``remembering``: whether a table's rules ask for
         overtaken writers."""
-        batch = self._batch()
         states, changed = histories.states, histories.changed
         log, hashes, sums, came = self.log, self.hashes, self.sum_changes, self.came
-        ordinal, batch_id = self.ordinal, self.id
+        batch, batch_id, ordinal = self._batch(), self.id, self.ordinal
         for step in steps:
             table, at, before, after = step.table, step.at, step.before, step.after
             name, key = at
             values: Mapping[str, Cell] = _NOTHING
-            effects_of: EffectBuilder | LargeEffectBuilder = table.effects
-            if type(step.link[0]) is LargeImage or type(step.link[1]) is LargeImage:
-                effects_of = LargeEffectBuilder(table.table, self.heartbeat)
+            effects_of = self._effects_of(step)
             effect: Effect | LargeEffect
             if after is None:
                 if before is None:
@@ -167,10 +164,10 @@ class ServerBatch:
                 came.append((table.table.id, key))
             if table.gives_audiences:
                 self.changed.add(name, before, after)
-            write = Write(name, key, kind, values, 0, ordinal, remember=remembering[name])
             old = states.get(at)
             if kind is _UPDATE and (old is None or old.values is None):
                 old = RowState(_NOTHING, old.version if old is not None else None)
+            write = Write(name, key, kind, values, 0, ordinal, remember=remembering[name])
             states[at] = applied(old, batch, write)
             changed.add(at)
             log.append(
@@ -193,6 +190,11 @@ class ServerBatch:
             sums[name] = (count + effect.count_change, total + effect.hash_change)
             ordinal += 1
         self.ordinal = ordinal
+
+    def _effects_of(self, step: Step) -> EffectBuilder | LargeEffectBuilder:
+        if type(step.link[0]) is LargeImage or type(step.link[1]) is LargeImage:
+            return LargeEffectBuilder(step.table.table, self.heartbeat)
+        return step.table.effects
 
     def _batch(self) -> Batch:
         # It has seen all changes before it: it was written on top of them.

@@ -24,7 +24,7 @@ The transaction that decides the batch, or brings the row, that it waits for set
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, replace
 
 import structlog
@@ -136,21 +136,7 @@ def _begin(
     functions: Functions | None,
 ) -> _Begun | Outcome:
     """Claim the database, and take its work; the outcome where there is none."""
-    # Where the last group was full there is more, and the next batches are read while Postgres works.
-    ahead = most if cache.more else 0
-    claimed = claim(
-        conn,
-        database_id,
-        lambda: take.take(
-            conn,
-            database_id,
-            most=most + ahead,
-            most_bytes=limits.most_bytes,
-            now_ms=now_ms,
-            start=cache.last_principal,
-            few=not cache.more,
-        ),
-    )
+    claimed = claim(conn, database_id, lambda: _take(conn, cache, database_id, most, now_ms, limits.most_bytes))
     head = claimed.head
     if not claimed.ours or head is None:
         return Outcome(claimed.ours)
@@ -183,12 +169,30 @@ def _begin(
     now = sorted(chosen.now, key=lambda t: t.batch_id)
     position = max(head.clock_ms + clock_offset_ms, head.position + 1)
     at_hand = [t.batch_id for t in now]
-    may_cause: Kinds = (
-        dict.fromkeys(synced.tables, frozenset(MutationType)) if cache.all_may_cause else synced.may_cause
-    )
-    asking = Asking(functions)
+    asking, may_cause = Asking(functions), _may_cause(cache, synced)
     context = Context(conn, synced, position, now_ms, limits.busy_ms, at_hand, may_cause, asking, cache.given)
     return _Begun(context, head, now, chosen.later, chosen.owed, limits.restarts)
+
+
+def _take(
+    conn: Session, cache: Cache, database_id: int, most: int, now_ms: int, most_bytes: int
+) -> Callable[[], list[Taken]]:
+    """Ask for the batches that wait. Where the last group was full there is more, and the next ones are read while
+    Postgres works."""
+    return take.take(
+        conn,
+        database_id,
+        most=most + (most if cache.more else 0),
+        most_bytes=most_bytes,
+        now_ms=now_ms,
+        start=cache.last_principal,
+        few=not cache.more,
+    )
+
+
+def _may_cause(cache: Cache, synced: SyncedDatabase) -> Kinds:
+    """The kinds of mutations of each table that may cause other changes."""
+    return dict.fromkeys(synced.tables, frozenset(MutationType)) if cache.all_may_cause else synced.may_cause
 
 
 def _undertake(conn: Session, cache: Cache, database_id: int, head: Head, chosen: Chosen) -> Head | None:

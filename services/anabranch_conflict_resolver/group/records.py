@@ -32,7 +32,7 @@ from anabranch.store.session.engine import Session
 from anabranch.v1 import position_pb2, verdict_pb2
 from anabranch.values.canonical import SUM_MODULUS
 from anabranch_conflict_resolver.batch.decode import RowKey
-from anabranch_conflict_resolver.batch.results import Applied, Change, Rejection, Result, joined, numbered
+from anabranch_conflict_resolver.batch.results import Applied, Change, Rejection, Result, Spill, joined, numbered
 from anabranch_conflict_resolver.batch.rights import Rights
 from anabranch_conflict_resolver.batch.shown import AudienceChanges, Shown, add_changes, add_sums, add_to_all
 from anabranch_conflict_resolver.batch.verdict_bytes import applied_as_written
@@ -181,35 +181,39 @@ def _gather_applied(
     if synced.restricted:
         _add_audiences(audience_changes, result.changes)
     records.links.append((batch_id, hashes if not spills else joined(hashes, spills)))
-    for name, (more, more_hash) in (pair for spill in spills for pair in spill.sum_changes.items()):
-        count, total = sums.get(name, (0, 0))
-        sums[name] = (count + more, total + more_hash)
-    for spill in spills:
-        add_changes(audience_changes, spill.audience_changes)
-        records.changed.update(spill.changed)
-    records.logged += sum(spill.count for spill in spills)
+    _gather_spills(records, spills)
     records.greatest[node_id] = batch_id
-    records.batches.append(
-        BatchRow(
-            batch_id,
-            node_id,
-            taken.principal,
-            taken.payload_sha256,
-            _APPLIED,
-            0,
-            candidate.place,
-            applied_as_written(batch_id, position, decision.outcomes, candidate.decoded.keys, synced.mutation_writers)
-            or applied_verdict(tables, position, result, rights).SerializeToString(),
-        )
-    )
-    seen = _seen(result.changes) if decision.conflicts else {}
-    for number, conflict in enumerate(decision.conflicts):
+    place, keys = candidate.place, candidate.decoded.keys
+    verdict = applied_as_written(batch_id, position, decision.outcomes, keys, synced.mutation_writers)
+    verdict = verdict or applied_verdict(tables, position, result, rights).SerializeToString()
+    row = BatchRow(batch_id, node_id, taken.principal, taken.payload_sha256, _APPLIED, 0, place, verdict)
+    records.batches.append(row)
+    if decision.conflicts:
+        _gather_conflicts(records, tables, result)
+
+
+def _gather_spills(records: Records, spills: Sequence[Spill]) -> None:
+    """Add the changes that are in the log already, because they were too many to be held."""
+    sums = records.sum_changes
+    for spill in spills:
+        for name, (more, more_hash) in spill.sum_changes.items():
+            count, total = sums.get(name, (0, 0))
+            sums[name] = (count + more, total + more_hash)
+        add_changes(records.audience_changes, spill.audience_changes)
+        records.changed.update(spill.changed)
+        records.logged += spill.count
+
+
+def _gather_conflicts(records: Records, tables: Mapping[str, SyncedTable], result: Applied) -> None:
+    """Add the values that lost."""
+    seen = _seen(result.changes)
+    for number, conflict in enumerate(result.accepting.decision.conflicts):
         table = tables[conflict.table]
         value = table.writers[conflict.column](conflict.losing_value).SerializeToString()
         whom = seen.get((conflict.table, conflict.key))
         records.conflicts.append(
             ConflictRow(
-                batch_id,
+                result.taken.batch_id,
                 number,
                 table.table.id,
                 conflict.key,

@@ -9,7 +9,7 @@ again only for rows that came back different: by defaults, triggers, generated c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -86,9 +86,7 @@ def carry_out(
         stored: dict[str, dict[str, Row]] = {}
         for table, rows in pending:
             stored.setdefault(table, {}).update(rows())
-        gone: dict[str, set[str]] = {}
-        for table, keys in deleted:
-            gone.setdefault(table, set()).update(keys())
+        gone = _gone(deleted)
     ineffective: dict[str, Write] = {}
     others: list[tuple[Accepting, list[_Step], int, Row]] = []
     for (accepting, _), steps in zip(jobs, expected, strict=True):
@@ -119,6 +117,14 @@ def carry_out(
     if forbidden:
         return Setback(Why.FORBIDDEN, frozenset(forbidden), forbidden)
     return [_forward(tables, view, steps) for steps in expected]
+
+
+def _gone(deleted: Iterable[tuple[str, Callable[[], Iterable[str]]]]) -> dict[str, set[str]]:
+    """The keys of the rows that are no longer there, by table."""
+    gone: dict[str, set[str]] = {}
+    for table, keys in deleted:
+        gone.setdefault(table, set()).update(keys())
+    return gone
 
 
 def _forbidden(
