@@ -154,14 +154,15 @@ class SyncLoop:
 
     def network_up(self) -> None:
         """Try again at once. A connection that has gone quiet is likely to belong to the network that was before."""
-        self._end_waits()
-        self._wake.set()
+        # Waits end last: a call that began meanwhile, and is ended for an older one, is made again without one.
         now = time.monotonic()
         if now - self._reader.heard_s > _QUIET_S:
             self._reader.cancel()
         since = self._sending_since
         if since is not None and now - since > _QUIET_S:
             self._sender.hang_up()
+        self._end_waits()
+        self._wake.set()
 
     def _publish(self, half: Half, kind: str = "", detail: str = "") -> None:
         """Note and publish that a half of the connection is in trouble of this ``kind``, or, without one, good."""
