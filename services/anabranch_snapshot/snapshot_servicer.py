@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
@@ -66,10 +67,6 @@ class SnapshotServicer:
             state = snapshot.log.state(
                 database, served.found.head, served.found.head_chain, served.found.floor, served.found.schema_version
             )
-
-            async def require_still() -> None:
-                await self._require_still(database, viewer, served.found.position, seen)
-
             responses = pull_base(
                 snapshot.turns,
                 snapshot.settings,
@@ -78,7 +75,7 @@ class SnapshotServicer:
                 served,
                 seen,
                 state,
-                require_still,
+                functools.partial(self._require_still, database, viewer, served.found.position, seen),
                 lambda error: snapshot.bases.broke(database, served, error),
             )
             async with contextlib.aclosing(responses):

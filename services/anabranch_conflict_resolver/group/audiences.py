@@ -82,7 +82,11 @@ class _Failing:
     def __init__(self, database: Database) -> None:
         self.database = database
         self.left = _MOST_FAILING
-        self.any = False
+
+    @property
+    def any(self) -> bool:
+        """Whether something failed."""
+        return self.left < _MOST_FAILING
 
     def tried(self, conn: Session, work: Callable[[], T]) -> T | None:
         """The work's result; None where a query failed."""
@@ -92,7 +96,6 @@ class _Failing:
         except QUERY_FAILS as error:
             if not self.any:
                 log_failure(self.database, error)
-            self.any = True
             self.left -= 1
             return None
 

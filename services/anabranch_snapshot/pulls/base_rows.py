@@ -74,7 +74,8 @@ class BaseRows:
         """Batches together as one of the usual size. Where a column's type changes, the next one begins."""
         batches: list[pa.RecordBatch] = []
         place: RowPlace | None = None
-        while sum(batch.nbytes for batch in batches) < self._source.options.batch_bytes:
+        left = self._source.options.batch_bytes
+        while left > 0:
             read = self._read()
             if read is None:
                 break
@@ -82,6 +83,7 @@ class BaseRows:
                 self._ahead = read
                 break
             batches.append(read[0])
+            left -= read[0].nbytes
             place = read[1]
         return None if place is None else (pa.concat_batches(batches), place)
 

@@ -13,8 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from anabranch.store.audiences.expression import array_text
+from anabranch.store.audiences.our_path import our_path
 from anabranch.store.audiences.principals import Change, Given, current, evaluate
-from anabranch.store.audiences.queries import OUR_PATH, PRINCIPAL, PRINCIPALS, for_principals
+from anabranch.store.audiences.queries import PRINCIPAL, PRINCIPALS, for_principals
 from anabranch.store.audiences.rules import Membership
 from anabranch.store.catalog.databases import Database
 from anabranch.store.cells.binary_cells import quote
@@ -24,7 +25,7 @@ from anabranch.store.session.at_once import execute
 from anabranch.store.session.binary import Connection, run
 from anabranch.values import Cell, Table
 from anabranch.values.pieces import whole
-from anabranch.values.postgres_binary import Parameter, int8, text, text_array
+from anabranch.values.postgres_binary import Parameter, int8, text_array
 
 MOST_ROWS = 20_000
 """Changed rows of one table, before and after, that are looked at; beyond, every principal is evaluated."""
@@ -35,7 +36,6 @@ _MISSED = b"select from anabranch.audiences_missed where database_id = $1::int8:
 _MISS = b"insert into anabranch.audiences_missed values ($1::int8::int) on conflict do nothing"
 _MISS_NOTHING = b"delete from anabranch.audiences_missed where database_id = $1::int8::int"
 _ALL = b"select principal from anabranch.principals where database_id = $1::int8::int order by 1"
-_SET_PATH = b"select pg_catalog.set_config('search_path', $1::text, true)"
 _STORE = b"""
 update anabranch.principals p
 set memberships = v.memberships::text[], write_memberships = v.write_memberships::text[]
@@ -94,14 +94,12 @@ def affected(conn: Connection, database: Database, changed: ChangedRows) -> list
     ]
     if not wanted:
         return []
-    [(path,)] = run(conn, b"select pg_catalog.current_setting('search_path')", []).fetchall()
-    # Nothing in another schema can take the place of what a query names: its tables are named by what stands before it.
-    run(conn, _SET_PATH, [text(OUR_PATH)])
     found: set[str] = set()
-    for membership, table in wanted:
-        statement, parameters = _traced(database, membership, table, changed)
-        found.update(principal for (principal,) in run(conn, statement, parameters).fetchall())
-    run(conn, _SET_PATH, [text(path)])
+    # Nothing in another schema can take the place of what a query names: its tables are named by what stands before it.
+    with our_path(conn):
+        for membership, table in wanted:
+            statement, parameters = _traced(database, membership, table, changed)
+            found.update(principal for (principal,) in run(conn, statement, parameters).fetchall())
     return sorted(found)
 
 

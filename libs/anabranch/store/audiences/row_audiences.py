@@ -12,15 +12,14 @@ from operator import itemgetter
 from typing import Any, TypeAlias
 
 from anabranch.store.audiences.expression import Audience
-from anabranch.store.audiences.queries import OUR_PATH
+from anabranch.store.audiences.our_path import our_path
 from anabranch.store.audiences.rules import is_audience
 from anabranch.store.cells.binary_cells import quote
 from anabranch.store.group.rows_statements import Sent, sent_as
 from anabranch.store.session.binary import Connection, run
-from anabranch.store.session.engine import FIXED_SETTINGS
 from anabranch.values import Cell, Kind, Table
 from anabranch.values.pieces import whole
-from anabranch.values.postgres_binary import int8, text
+from anabranch.values.postgres_binary import int8
 
 Audiences: TypeAlias = tuple[str, ...]
 """A row's audiences, in the order of their bytes; none for a row that is nobody's."""
@@ -30,8 +29,6 @@ KEPT = 50_000
 AT_ONCE = 5_000
 """Rows that one statement evaluates."""
 _NUMBER = "_DB_number"
-_PATH = b"select pg_catalog.current_setting('search_path')"
-_SET_PATH = b"select pg_catalog.set_config('search_path', $1::text, true)"
 _UNEQUAL = frozenset({Kind.DOUBLE, Kind.ARRAY})
 """Kinds whose cells may be equal in Python and different in Postgres (-0.0)."""
 
@@ -150,15 +147,8 @@ class RowAudiences:
         values: list[tuple[Any, ...]] = list(zip(*cells, strict=True)) if columns else []
         sent = sent_as(columns, values, "c")
         parameters = [one.sender.build(column) for one, column in zip(sent, values, strict=True)]
-        # Between the statements of a wave the path is the application's own: an operator of just these types that is
-        # found there would be taken for the system's that the expression names.
-        [(path,)] = run(conn, _PATH, []).fetchall()
-        own = path == FIXED_SETTINGS["search_path"]
-        if not own:
-            run(conn, _SET_PATH, [text(OUR_PATH)])
-        found = run(conn, self._text(sent), [*parameters, int8(len(keys))]).fetchall()
-        if not own:
-            run(conn, _SET_PATH, [text(path)])
+        with our_path(conn):
+            found = run(conn, self._text(sent), [*parameters, int8(len(keys))]).fetchall()
         if self._audience.is_list:
             return [tuple(audiences) for (audiences,) in found]
         return [(audience,) if audience and is_audience(audience) else () for (audience,) in found]
