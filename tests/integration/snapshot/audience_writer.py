@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 SECRET = "a secret that is long enough for HS256"
 JOB = "create table {schema}.job (id text primary key, team text, title text)"
 JOB_AUDIENCE = "'team:' || team"
+BY_TITLE = "select 'team:' || team from job where title = :principal"
 Row = tuple[str, str | None, str | None]
 
 

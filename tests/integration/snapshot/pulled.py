@@ -49,6 +49,11 @@ class Pulled:
         return {response.table: response for response in self.responses if response.done}
 
 
+def jobs_of(pulled: Pulled) -> dict[str, tuple[Any, ...]]:
+    """The rows of ``job`` by id, without their audiences."""
+    return {row[0]: row[:-1] for row in pulled.rows.get("job", [])}
+
+
 def apply(held: dict[str, Any], group: change_pb2.LoggedGroup) -> None:
     for batch in group.batches:
         for data in batch.effects:

@@ -12,6 +12,7 @@ import grpc
 import pytest
 from tests.integration.snapshot.audience_device import Device
 from tests.integration.snapshot.audience_writer import (
+    BY_TITLE,
     SECRET,
     AudienceWriter,
     learned,
@@ -21,8 +22,7 @@ from tests.integration.snapshot.audience_writer import (
     viewer,
 )
 from tests.integration.snapshot.conftest import PULL_SOURCES
-from tests.integration.snapshot.pulled import Pulled
-from tests.integration.snapshot.test_audiences_log import BY_TITLE
+from tests.integration.snapshot.pulled import Pulled, jobs_of
 
 from anabranch.client import RemoteDb, SyncedDb
 from anabranch.store.catalog.registration import add_table
@@ -49,10 +49,6 @@ def from_postgres(place: Any) -> Callable[[], float]:
     return lambda: place.rig.metric(PULL_SOURCES, database=place.name, source="postgres", why="restricted")
 
 
-def rows_of(pulled: Pulled) -> dict[str, tuple[Any, ...]]:
-    return {row[0]: row[:-1] for row in pulled.rows.get("job", [])}
-
-
 def test_a_base_gives_own_rows_as_they_were_and_the_log_is_followed_from_there(
     restricted: Any, jobs: AudienceWriter, lake: BaseWriter, from_parquet: Callable[[], float]
 ) -> None:
@@ -64,7 +60,7 @@ def test_a_base_gives_own_rows_as_they_were_and_the_log_is_followed_from_there(
     reader = viewer(restricted, "x", "a", "c")
     pulled = Pulled().all(reader.pull())
     assert from_parquet() == 1
-    assert rows_of(pulled) == then
+    assert jobs_of(pulled) == then
     assert {tuple(row[-1]) for row in pulled.rows["job"]} == {(team("a"),)}
     done = pulled.done["job"]
     assert (done.rows_done, done.as_of.server_timestamp_ms) == (2, as_of)
@@ -88,7 +84,7 @@ def test_one_who_sees_little_of_a_base_has_it_from_the_tables(
     """A base is read as a whole, and a table by an index."""
     jobs.put(*((f"{i:03}", "a" if i else "b", "x") for i in range(20)))
     lake.publish()
-    assert rows_of(Pulled().all(viewer(restricted, "x", "b").pull([("job", b"")]))) == jobs.seen_by(team("b"))
+    assert jobs_of(Pulled().all(viewer(restricted, "x", "b").pull([("job", b"")]))) == jobs.seen_by(team("b"))
     nobody = Pulled().all(viewer(restricted, "n").pull([("job", b"")]))
     assert (nobody.rows, from_postgres()) == ({"job": []}, 2)
     assert nobody.done["job"].HasField("audiences")
@@ -131,7 +127,7 @@ def test_a_pull_goes_on_in_the_base_with_the_audiences_that_it_began_with(
     then = jobs.seen_by(team("a"))
     jobs.put("000", ("002", "b", "moved"))
     pulled.all(reader.pull([("job", resume)]))
-    assert rows_of(pulled) == then
+    assert jobs_of(pulled) == then
     assert pulled.done["job"].rows_done == len(pulled.rows["job"]) == 150
 
 
@@ -143,7 +139,7 @@ def test_some_audiences_are_pulled_from_the_tables(
     lake.publish()
     jobs.put(("2", "b", "changed"))
     reader = viewer(restricted, "x", "a", "b")
-    assert rows_of(Pulled().all(reader.pull([("job", b"")], audiences=[team("b")]))) == jobs.seen_by(team("b"))
+    assert jobs_of(Pulled().all(reader.pull([("job", b"")], audiences=[team("b")]))) == jobs.seen_by(team("b"))
     assert from_postgres() == 1
 
 
@@ -172,7 +168,7 @@ def test_of_one_who_was_known_the_base_shows_what_queries_gave_then(
     by_title.put(("4", "a", "later"), members={"p": ([team("b")], [])})
     pulled = Pulled().all(place.make_reader(subject="p").pull())
     assert from_parquet() == 1
-    assert rows_of(pulled) == then
+    assert jobs_of(pulled) == then
     assert list(pulled.done["job"].audiences.values) == [team("a")], "what was gained since is gained by the log"
 
 
@@ -190,7 +186,7 @@ def test_of_others_the_tables_are_read(
     pulled = Pulled().all(place.make_reader(subject="p").pull())
     assert from_postgres() == 1
     seen = [team("b")] if why != "learned later" else [team("a"), team("b")]
-    assert rows_of(pulled) == by_title.seen_by(*seen)
+    assert jobs_of(pulled) == by_title.seen_by(*seen)
 
 
 @pytest.mark.slow
@@ -215,7 +211,7 @@ def test_a_pull_that_has_waited_for_its_turn_is_for_those_who_still_may(
         with pytest.raises(grpc.RpcError) as refused:
             list(pull)
         assert failed(refused.value).reason == "UNAVAILABLE"
-        assert rows_of(Pulled().all(waits.pull([("job", b"")]))) == by_title.seen_by(team("b"))
+        assert jobs_of(Pulled().all(waits.pull([("job", b"")]))) == by_title.seen_by(team("b"))
         for one in (slow, waits):
             one.close()
 
@@ -231,7 +227,7 @@ def test_where_policies_decide_the_tables_are_read(
         conn.execute(f"grant usage on schema {schema} to {role}; grant select on {schema}.job to {role}".encode())
         set_rules(restricted, {"teams": "team"}, rls=role)
         lake.publish()
-        assert rows_of(Pulled().all(viewer(restricted, "x", "a").pull([("job", b"")]))).keys() == {"1"}
+        assert jobs_of(Pulled().all(viewer(restricted, "x", "a").pull([("job", b"")]))).keys() == {"1"}
         assert from_postgres() == 1
     finally:
         conn.execute(f"drop owned by {role}; drop role {role}".encode())

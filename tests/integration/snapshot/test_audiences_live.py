@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 from tests.integration.snapshot.audience_device import Device, held
-from tests.integration.snapshot.audience_writer import SECRET, AudienceWriter, learned, restrict, team, viewer
-from tests.integration.snapshot.test_audiences_log import BY_TITLE
+from tests.integration.snapshot.audience_writer import BY_TITLE, SECRET, AudienceWriter, learned, restrict, team, viewer
 from ulid import ULID
 
 from anabranch.testkit import waiting

@@ -10,6 +10,7 @@ import grpc
 import pytest
 from tests.integration.snapshot.audience_device import Device, held
 from tests.integration.snapshot.audience_writer import (
+    BY_TITLE,
     JOB,
     JOB_AUDIENCE,
     SECRET,
@@ -28,8 +29,6 @@ from anabranch.testkit.ingest_rig import FailedCallError, failed
 from anabranch.testkit.snapshot_reader import whole_groups
 from anabranch.testkit.waiting import until
 from anabranch.v1 import change_pb2, value_pb2
-
-BY_TITLE = "select 'team:' || team from job where title = :principal"
 
 
 @pytest.fixture(scope="module")

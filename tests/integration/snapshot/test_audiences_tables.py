@@ -9,6 +9,7 @@ import grpc
 import pytest
 from tests.integration.snapshot.audience_device import held
 from tests.integration.snapshot.audience_writer import (
+    BY_TITLE,
     SECRET,
     AudienceWriter,
     learned,
@@ -17,8 +18,7 @@ from tests.integration.snapshot.audience_writer import (
     team,
     viewer,
 )
-from tests.integration.snapshot.pulled import Pulled
-from tests.integration.snapshot.test_audiences_log import BY_TITLE
+from tests.integration.snapshot.pulled import Pulled, jobs_of
 
 from anabranch.ranges import WHOLE, KeyRange, RangeSums
 from anabranch.store.catalog.registration import add_table
@@ -33,15 +33,11 @@ def rig_environment() -> dict[str, str]:
     return {"ANABRANCH_JWT_HS256_SECRET": SECRET, "ANABRANCH_PULL_BATCH_BYTES": "4096"}
 
 
-def rows_of(pulled: Pulled) -> dict[str, tuple[Any, ...]]:
-    return {row[0]: row[:-1] for row in pulled.rows.get("job", [])}
-
-
 def test_a_pull_has_own_rows_with_their_audiences(restricted: Any, jobs: AudienceWriter) -> None:
     jobs.put(("1", "a", "one"), ("2", "b", "two"), ("3", None, "nobody's"), ("4", "a", "four"))
     head = jobs.insert("item", [("i", "open", 1, None)])
     pulled = Pulled().all(viewer(restricted, "x", "a", "c").pull())
-    assert rows_of(pulled) == jobs.seen_by(team("a"))
+    assert jobs_of(pulled) == jobs.seen_by(team("a"))
     assert {tuple(row[-1]) for row in pulled.rows["job"]} == {(team("a"),)}
     done = pulled.done["job"]
     assert (done.rows_done, done.as_of.server_timestamp_ms) == (2, head)
@@ -61,10 +57,10 @@ def test_a_pull_of_some_audiences(restricted: Any, jobs: AudienceWriter) -> None
     jobs.put(("1", "a", "one"), ("2", "b", "two"), ("3", "c", "three"))
     reader = viewer(restricted, "x", "a", "b")
     pulled = Pulled().all(reader.pull([("job", b"")], audiences=[team("b"), team("c")]))
-    assert rows_of(pulled) == jobs.seen_by(team("b"))
+    assert jobs_of(pulled) == jobs.seen_by(team("b"))
     assert list(pulled.done["job"].audiences.values) == [team("a"), team("b")]
     reader.held = held(choice=[team("a")])
-    assert rows_of(Pulled().all(reader.pull())) == jobs.seen_by(team("a"))
+    assert jobs_of(Pulled().all(reader.pull())) == jobs.seen_by(team("a"))
 
 
 def test_audiences_of_a_list(place: Any) -> None:
@@ -100,7 +96,7 @@ def test_a_pull_goes_on_with_the_audiences_that_it_began_with(restricted: Any, j
             list(another.pull([("job", resume)], audiences=audiences))
         assert failed(refused.value).reason == "INVALID_TOKEN"
     pulled.all(reader.pull([("job", resume)]))
-    assert rows_of(pulled) == jobs.seen_by(team("a"))
+    assert jobs_of(pulled) == jobs.seen_by(team("a"))
     assert pulled.done["job"].rows_done == 150
 
 
@@ -110,10 +106,10 @@ def test_a_pull_by_memberships_is_of_one_moment(place: Any) -> None:
     learned(place, "p", team("b"))
     jobs.put(("1", "a", "new"), ("2", "b", "two"))
     pulled = Pulled().all(place.make_reader(subject="p").pull())
-    assert rows_of(pulled) == jobs.seen_by(team("b"))
+    assert jobs_of(pulled) == jobs.seen_by(team("b"))
     # One whom nobody knows yet.
     pulled = Pulled().all(place.make_reader(subject="new").pull())
-    assert rows_of(pulled) == jobs.seen_by(team("a"))
+    assert jobs_of(pulled) == jobs.seen_by(team("a"))
     assert list(pulled.done["job"].audiences.values) == [team("a")]
     jobs.close()
 
@@ -192,9 +188,9 @@ def test_where_a_role_is_named_its_policies_decide_a_pull_too(restricted: Any, j
             " (title <> 'hidden from ' || (current_setting('request.jwt.claims')::json ->> 'sub'))".encode()
         )
         set_rules(restricted, {"teams": "team"}, rls=role)
-        assert rows_of(Pulled().all(viewer(restricted, "x", "a").pull())).keys() == {"1"}
+        assert jobs_of(Pulled().all(viewer(restricted, "x", "a").pull())).keys() == {"1"}
         both = Pulled().all(viewer(restricted, "y", "a").pull())
-        assert rows_of(both).keys() == {"1", "2"}
+        assert jobs_of(both).keys() == {"1", "2"}
         # A table that is read behind such a one is read as the service again.
         assert "item" in both.done
     finally:
