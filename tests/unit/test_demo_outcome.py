@@ -38,12 +38,18 @@ def outcome() -> Outcome:
         made.reports[tablet] = {"dead": [], "queued": 0, "disagreeing": ()}
         made.sums[tablet] = sums.visible(SERVER, audience_of(tablet))
         made.compared[tablet] = (10, 0)
+    made.lake.position = made.lake.floor = 17
+    made.pulls[plan.NEW_TABLET] = {"cursor": 17}
+    made.closing["EWR"] = 3
+    made.verdicts.reasons[plan.STRAYING, "FORBIDDEN"] = 1
     return made
 
 
 def test_a_tablet_has_the_sums_of_what_it_may_see() -> None:
     assert sums.visible(SERVER, "airport:JFK") == JFK
     assert outcome().equal
+    assert outcome().from_parquet
+    assert not outcome().untold
 
 
 def compared(made: Outcome) -> None:
@@ -70,13 +76,37 @@ def by_its_own_word(made: Outcome) -> None:
     made.reports["gate-jfk"] = {**made.reports["gate-jfk"], "disagreeing": ("flights",)}
 
 
+def with_a_queue(made: Outcome) -> None:
+    made.reports["gate-jfk"] = {**made.reports["gate-jfk"], "queued": 1}
+
+
 @pytest.mark.parametrize(
-    "wrong", [compared, compared_with_nothing, not_compared, without_sums, without_a_tablet, by_its_own_word]
+    "wrong",
+    [compared, compared_with_nothing, not_compared, without_sums, without_a_tablet, by_its_own_word, with_a_queue],
 )
 def test_what_is_not_proven_is_not_equal(wrong: Callable[[Outcome], None]) -> None:
     made = outcome()
     wrong(made)
     assert not made.equal
+
+
+def test_a_pull_of_the_tables_is_none_of_the_parquet() -> None:
+    made = outcome()
+    made.pulls[plan.NEW_TABLET] = {"cursor": 18}
+    assert not made.from_parquet
+    nothing_since = outcome()
+    nothing_since.closing.clear()
+    assert not nothing_since.from_parquet, "the tables have the same rows"
+
+
+def test_a_sentence_that_is_not_true_is_told() -> None:
+    made = outcome()
+    made.lake.floor = 16
+    assert len(made.untold) == 1
+    for refused in (0, 2):
+        made = outcome()
+        made.verdicts.reasons[plan.STRAYING, "FORBIDDEN"] = refused
+        assert len(made.untold) == 1
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from anabranch.demo import plan
 from anabranch.store.catalog.databases import Database
 from anabranch.store.session.engine import Session, connect
+from anabranch.testkit.waiting import until
 
 APPLICATION = "airline-backend"
 MOVED = "UA"
@@ -25,7 +26,6 @@ MOVED = "UA"
 _ROWS_A_TRANSACTION = 50
 _PATIENCE_S = 120.0
 _LOGGED_S = 30.0
-_LOOK_S = 0.02
 
 _ARRIVED = """
 update airfield.flights set arr_time = %(arr_time)s, arr_delay = %(arr_delay)s, air_time = %(air_time)s
@@ -86,13 +86,13 @@ def close_the_day(conn: Session) -> Counter[str]:
 
 
 def wait_until_logged(conn: Session, database: Database) -> None:
-    """Wait until the backend's writes are in the log. Raises TimeoutError, psycopg.Error."""
-    until = time.monotonic() + _LOGGED_S
+    """Wait until the backend's writes are in the log. Raises AssertionError where it takes too long, psycopg.Error."""
     waiting = "select exists (select from anabranch.captured where database_id = %s)"
-    while (row := conn.execute(waiting, (database.id,)).fetchone()) is not None and row[0]:
-        if time.monotonic() > until:
-            raise TimeoutError(f"the backend's changes were not in the log after {_LOGGED_S:g} s")
-        time.sleep(_LOOK_S)
+    until(
+        lambda: conn.execute(waiting, (database.id,)).fetchone() == (False,),
+        _LOGGED_S,
+        "the backend's changes were not in the log in time",
+    )
 
 
 def _run(url: str, departures: Sequence[Mapping[str, Any]], answer: Queue[Done]) -> None:

@@ -12,7 +12,8 @@ from anabranch.client.file import audience_sums
 from anabranch.client.reading import sums
 from anabranch.demo.airports import RESTRICTED
 from anabranch.store.catalog.databases import Database
-from anabranch.store.catalog.sums import kept_audience_sums
+from anabranch.store.catalog.sums import kept_audience_sums, sum_to_bytes
+from anabranch.store.inbox.take import read_sums
 from anabranch.store.session.engine import Session
 
 Sum: TypeAlias = tuple[int, bytes]
@@ -21,16 +22,14 @@ Sums: TypeAlias = Mapping[tuple[str, str], Sum]
 """By table and audience; the audience "" stands for all rows of the table."""
 
 _NO_ROWS: Sum = (0, bytes(16))
-_OF_TABLES = """
-select t.name, s.row_count, s.row_hash
-from anabranch.table_sums s join anabranch.synced_tables t on t.id = s.table_id where t.database_id = %s
-"""
 
 
 def of_server(conn: Session, database: Database) -> Sums:
     """The sums that the server keeps. Raises psycopg.Error."""
-    rows = conn.execute(_OF_TABLES, (database.id,)).fetchall()
-    found: dict[tuple[str, str], Sum] = {(table, ""): (count, digest) for table, count, digest in rows}
+    kept_sums = read_sums(conn, database.tables_by_id)
+    found: dict[tuple[str, str], Sum] = {
+        (database.tables_by_id[one].name, ""): (count, sum_to_bytes(total)) for one, (count, total) in kept_sums.items()
+    }
     for name in database.restricted:
         kept = kept_audience_sums(conn, database.tables[name].id)
         found |= {(name, audience): kept_sum for audience, kept_sum in kept.items()}

@@ -142,7 +142,7 @@ METRICS: tuple[Metric, ...] = (
         "counter",
         "1",
         ("database",),
-        "Failures of membership queries: audiences stay as they were meanwhile",
+        "Failures of membership queries: the audiences of those for whom they fail stay as they were meanwhile",
     ),
     Metric(
         "anabranch_writer_excess",

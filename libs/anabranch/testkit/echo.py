@@ -131,10 +131,14 @@ def ending(stream: Iterator[object]) -> tuple[str, str]:
     return failing(lambda: [None for _ in stream])
 
 
-def subscribe(channel: grpc.Channel, credentials: str, after: int = 0) -> Iterator[change_pb2.SubscribeResponse]:
+def subscribe(
+    channel: grpc.Channel, credentials: str, after: int = 0, timeout_s: float = 60
+) -> Iterator[change_pb2.SubscribeResponse]:
     """A stream whose first heartbeat has come. Raises grpc.RpcError."""
     request = change_pb2.SubscribeRequest(db_name="shop", after=after)
-    stream = change_pb2_grpc.ChangeServiceStub(channel).Subscribe(request, timeout=60, metadata=bearer(credentials))
+    stream = change_pb2_grpc.ChangeServiceStub(channel).Subscribe(
+        request, timeout=timeout_s, metadata=bearer(credentials)
+    )
     next(stream)
     return stream
 

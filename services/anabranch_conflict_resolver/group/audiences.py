@@ -68,9 +68,7 @@ def changed_sets(conn: Session, database: Database, changed: ChangedRows) -> Map
     if concerned is not None:
         _evaluate(conn, failing, concerned, found)
     if missed or concerned is None:
-        left = sorted(set(everybody(conn, database)) - set(concerned or ()))
-        for first in range(0, len(left), AT_ONCE):
-            _evaluate(conn, failing, left[first : first + AT_ONCE], found)
+        _evaluate(conn, failing, sorted(set(everybody(conn, database)) - set(concerned or ())), found)
     if missed != failing.any:
         note_missed(conn, database, failing.any)
     return found
@@ -105,10 +103,10 @@ def _evaluate(
 ) -> None:
     """Evaluate principals; where that fails, each half by itself, down to the one for whom it does, as long as not too
     much has failed."""
-    waiting = [principals]
+    waiting = [principals[first : first + AT_ONCE] for first in range(0, len(principals), AT_ONCE)]
     while waiting and failing.left > 0:
         some = waiting.pop()
-        given = failing.tried(conn, partial(evaluate_known, conn, failing.database, some)) if some else {}
+        given = failing.tried(conn, partial(evaluate_known, conn, failing.database, some))
         if given is not None:
             found.update(given)
         elif len(some) > 1:
@@ -120,7 +118,7 @@ def log_failure(database: Database, error: DatabaseError) -> None:
     """Log and count that a membership query fails."""
     metrics.count("anabranch_membership_query_failures", database=database.name)
     _log.error(
-        "a membership query fails: audiences stay as they were until the query or what it reads is mended",
+        "a membership query fails: for whom it does, audiences stay as they were until it, or what it reads, is mended",
         database=database.name,
         **read_failure(error),
     )

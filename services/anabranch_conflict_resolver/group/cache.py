@@ -22,8 +22,8 @@ from anabranch_conflict_resolver.group.tables import SyncedDatabase, compile_dat
 
 _log = structlog.get_logger()
 _LOOK_S = 2.0
-"""Seconds between two looks at the tables' shape; so old, too, is at most what is known of principals."""
-"""How long, in seconds, a change of a table's shape may go unseen where nothing fails for it."""
+"""How long, in seconds, a change of a table's shape may go unseen where nothing fails for it; what is known of
+principals is at most so old."""
 
 
 CAREFUL_S = 30.0

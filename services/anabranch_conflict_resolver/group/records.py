@@ -315,9 +315,7 @@ def record(
         of_audiences: AudienceSums = {}
         if records.audience_changes:
             of_audiences = new_audience_sums(conn, tables, records.audience_changes, known_audience_sums)
-        changes: Mapping[str, tuple[Given, Given]] = {}
-        if records.changed.before:
-            changes = changed_sets(conn, context.synced.database, records.changed)
+        changes = changed_sets(conn, context.synced.database, records.changed)
         parked_before = head.any_parked
         link, between = write(
             context,

@@ -10,7 +10,7 @@ from tests.integration.audiences.conftest import expected_sums, kept_sums
 
 from anabranch.store.audiences.expression import Audience
 from anabranch.store.audiences.judging import judge_expression
-from anabranch.store.audiences.row_audiences import RowAudiences, audiences_of
+from anabranch.store.audiences.row_audiences import RowAudiences
 from anabranch.store.catalog.databases import load_database
 from anabranch.store.catalog.refusals import Refused, TableRefusal
 from anabranch.store.catalog.registration import add_table
@@ -129,9 +129,9 @@ def test_cells_have_the_audiences_of_their_rows(conn: Session) -> None:
     with conn.transaction():
         scanned: list[list[Any]] = [row for rows in scan_rows(conn, "app", table, audience) for row in rows]
     assert max(len(row[-1]) for row in scanned) == 11
-    found = audiences_of(conn, RowAudiences(table, audience), [row[:-1] for row in scanned])
+    found = RowAudiences(table, audience).of_all(conn, [row[:-1] for row in scanned])
     assert found == [tuple(row[-1]) for row in scanned]
-    assert audiences_of(conn, RowAudiences(table, audience), []) == []
+    assert RowAudiences(table, audience).of_all(conn, []) == []
 
 
 def test_an_audience_without_columns_is_computed_for_each_row(conn: Session) -> None:
@@ -140,5 +140,5 @@ def test_an_audience_without_columns_is_computed_for_each_row(conn: Session) -> 
     database = load_database(conn, "d")
     rows: list[Row] = [[str(i), *[None] * 9] for i in range(1, 2501)]
     of_table = RowAudiences(database.tables["job"], database.restricted["job"])
-    assert audiences_of(conn, of_table, rows) == [("everyone",)] * 2500
+    assert of_table.of_all(conn, rows) == [("everyone",)] * 2500
     assert kept_sums(conn, "job") == expected_sums(conn, "job", {"everyone": rows})

@@ -35,7 +35,6 @@ from anabranch.testkit.echo import (
 )
 from anabranch.testkit.exposition import page, shown
 from anabranch.testkit.waiting import until
-from anabranch.v1 import change_pb2, change_pb2_grpc
 
 # Their processes are shared by its tests.
 pytestmark = [pytest.mark.xdist_group("runtime-calls"), pytest.mark.usefixtures("shop")]
@@ -147,10 +146,8 @@ def test_a_slow_reader_is_ended_with_its_key(channel: grpc.Channel, echo: Echo) 
 
 def test_a_stream_that_is_ended_as_it_begins_says_why(channel: grpc.Channel, key: str) -> None:
     """Its caller would wait for ever: what is sent at that moment must not keep the status from following it."""
-    request = change_pb2.SubscribeRequest(db_name="shop", after=behaviour.ENDS)
-    stub = change_pb2_grpc.ChangeServiceStub(channel)
-    stream = stub.Subscribe(request, metadata=bearer(key), timeout=5)
-    assert ending(stream) == ("RESOURCE_EXHAUSTED", "OVERLOADED")
+    ended = failing(lambda: list(subscribe(channel, key, behaviour.ENDS, timeout_s=5)))
+    assert ended == ("RESOURCE_EXHAUSTED", "OVERLOADED")
 
 
 VANISHES = """

@@ -22,7 +22,7 @@ from anabranch.client.file.identify import is_devices
 from anabranch.client.reading import sums
 from anabranch.errors import ServerError
 from anabranch.ranges import RangeSums, differing_ranges, in_ranges
-from anabranch.store.audiences.row_audiences import RowAudiences, audiences_of
+from anabranch.store.audiences.row_audiences import RowAudiences
 from anabranch.store.catalog.databases import Database
 from anabranch.store.cells.binary_cells import Row
 from anabranch.store.log.moment import moment, rows_at
@@ -142,7 +142,7 @@ def _sight(
 
     def of_complete(rows: Iterable[list[Row]]) -> Iterator[Sequence[Cell]]:
         for some in rows:
-            found = zip(some, audiences_of(conn, of_table, some), strict=True)
+            found = zip(some, of_table.of_all(conn, some), strict=True)
             yield from (row for row, audiences in found if not complete.isdisjoint(audiences))
 
     return _Comparable(lambda rows: (row for row in rows if _key(table, row) in keys), of_complete)

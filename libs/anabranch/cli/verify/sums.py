@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterable, Mapping
 from contextlib import closing
 
-from anabranch.store.audiences.row_audiences import RowAudiences, audiences_of
+from anabranch.store.audiences.row_audiences import RowAudiences
 from anabranch.store.catalog.databases import Database
 from anabranch.store.catalog.sums import RowSums, sum_to_bytes
 from anabranch.store.log.moment import rows_at
@@ -25,7 +25,7 @@ def stored_sums(conn: Session, database: Database, table: Table) -> RowSums:
         for rows in chunks:
             of_rows: Iterable[Iterable[str]] = itertools.repeat(())
             if of_table is not None:
-                of_rows = audiences_of(conn, of_table, rows)
+                of_rows = of_table.of_all(conn, rows)
             for row, audiences in zip(rows, of_rows, strict=False):
                 sums.add(row_hash(row), audiences)
     return sums

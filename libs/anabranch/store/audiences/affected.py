@@ -164,14 +164,10 @@ def _rows(table: Table, rows: Sequence[Sequence[Cell]], parameters: list[Paramet
 
 def evaluate_known(conn: Connection, database: Database, principals: Sequence[str]) -> dict[str, tuple[Given, Given]]:
     """Of ``principals`` that are known: what queries gave them, and give them now. Those are left out for whom it is
-    the same. Raises psycopg.Error."""
-    found: dict[str, tuple[Given, Given]] = {}
-    for first in range(0, len(principals), AT_ONCE):
-        some = principals[first : first + AT_ONCE]
-        before = steps.run(conn, current(database.id, some))
-        now = steps.run(conn, evaluate(database, list(before)))
-        found.update({one: (before[one], given) for one, given in now.items() if given != before[one]})
-    return found
+    the same; ``AT_ONCE`` at most. Raises psycopg.Error."""
+    before = steps.run(conn, current(database.id, principals))
+    now = steps.run(conn, evaluate(database, list(before)))
+    return {one: (before[one], given) for one, given in now.items() if given != before[one]}
 
 
 def store_changes(

@@ -105,7 +105,8 @@ class RowAudiences:
         self.learn_keys(conn, list(map(self.key, rows)))
 
     def of_all(self, conn: Connection, rows: Iterable[Sequence[Cell]]) -> list[Audiences]:
-        """The audiences of each of the rows, in their order: ``learn``, and ``of`` for each. Raises as the first."""
+        """The audiences of each of the rows, in their order: ``learn``, and ``of`` for each. No table is read. Raises
+        as the first."""
         keys = list(map(self.key, rows))
         self.learn_keys(conn, keys)
         return list(map(self._known.__getitem__, keys))
@@ -167,12 +168,3 @@ class RowAudiences:
                 f") as {quote(self._name)} order by {quote(_NUMBER)}"
             ).encode()
         return statement
-
-
-def audiences_of(conn: Connection, audiences: RowAudiences, rows: Sequence[Sequence[Cell]]) -> list[Audiences]:
-    """The audiences of each of the rows, in their order; no table is read. Raises psycopg.DataError where the
-    expression fails for a row."""
-    found: list[Audiences] = []
-    for first in range(0, len(rows), AT_ONCE):
-        found += audiences.of_all(conn, rows[first : first + AT_ONCE])
-    return found

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from anabranch.store.audiences.row_audiences import RowAudiences, audiences_of
+from anabranch.store.audiences.row_audiences import RowAudiences
 from anabranch.store.catalog.databases import Database
 from anabranch.store.catalog.registration import tell
 from anabranch.store.catalog.sums import scan_sums, sum_to_bytes
@@ -96,7 +96,7 @@ def adopt(conn: Connection, database: Database, table: Table, found: Sequence[Co
     ):
         of_rows: Iterable[Iterable[str]] = itertools.repeat(())
         if of_table is not None:
-            of_rows = audiences_of(conn, of_table, rows)
+            of_rows = of_table.of_all(conn, rows)
         for row, audiences in zip(rows, of_rows, strict=False):
             sums.add(row_hash(row), audiences, sign)
     if found:

@@ -30,7 +30,7 @@ import psycopg
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random
 
 from anabranch.store.audiences.expression import Audience
-from anabranch.store.audiences.row_audiences import RowAudiences, audiences_of
+from anabranch.store.audiences.row_audiences import RowAudiences
 from anabranch.store.capture import triggers
 from anabranch.store.capture.rows import UndecodableError, decode
 from anabranch.store.catalog.databases import Database, load_database
@@ -269,7 +269,7 @@ def _add(conn: Connection, one: _Gathering, chunks: int | None = None) -> int:
                 rows = decode(conn, schema_name, table, images)
                 of_rows: Iterable[Iterable[str]] = itertools.repeat(())
                 if of_table is not None:
-                    of_rows = audiences_of(conn, of_table, rows)
+                    of_rows = of_table.of_all(conn, rows)
                 for cells, audiences in zip(rows, of_rows, strict=False):
                     one.sum.add(row_hash(cells), audiences, sign)
         added += len(taken)

@@ -14,7 +14,7 @@ from operator import itemgetter
 
 from anabranch.ranges import KeyRange, RangeSums, in_ranges
 from anabranch.store.audiences.expression import SEE, array_text
-from anabranch.store.audiences.row_audiences import RowAudiences, audiences_of
+from anabranch.store.audiences.row_audiences import RowAudiences
 from anabranch.store.audiences.viewing import memberships_now
 from anabranch.store.capture.undrained import rows_before
 from anabranch.store.catalog.databases import Database
@@ -81,7 +81,7 @@ def rows_at(
                 yield rows
     were = [row for row in before.values() if row is not None]
     if audience is not None and seen is not None:
-        whose = audiences_of(conn, RowAudiences(table, audience), were)
+        whose = RowAudiences(table, audience).of_all(conn, were)
         were = [row for row, audiences in zip(were, whose, strict=True) if not seen.isdisjoint(audiences)]
     yield were
 

@@ -16,14 +16,14 @@ from hashlib import sha256
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-SEAL_BYTES = 16
+_SEAL_BYTES = 16
 CHAIN_BYTES = 16
 EMPTY_CHAIN = bytes(CHAIN_BYTES)
 _NONCE_BYTES = 12
 
 
 def _seal(key: bytes, content: bytes) -> bytes:
-    return hmac.digest(key, content, sha256)[:SEAL_BYTES]
+    return hmac.digest(key, content, sha256)[:_SEAL_BYTES]
 
 
 def _position_content(epoch: str, position: int, chain: bytes) -> bytes:

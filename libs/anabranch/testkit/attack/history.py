@@ -154,7 +154,7 @@ class History:
         asked = ("most", principal, frozenset(claimed), table)
         if asked not in self._kept:
             spans = [span for _, span in self._spans[table] if span.begin < span.end]
-            self._kept[asked] = most_at_once(spans, frozenset(claimed), self._members.get(principal, ()))
+            self._kept[asked] = _most_at_once(spans, frozenset(claimed), self._members.get(principal, ()))
         positions, most = self._kept[asked]
         place = bisect_right(positions, reached)
         return int(most[place - 1]) if place else 0
@@ -219,7 +219,7 @@ def _begin(span: Span) -> Place:
     return span.begin
 
 
-def most_at_once(spans: Sequence[Span], claimed: Audiences, members: Sequence[Span]) -> tuple[list[int], list[int]]:
+def _most_at_once(spans: Sequence[Span], claimed: Audiences, members: Sequence[Span]) -> tuple[list[int], list[int]]:
     """Positions, in order, and the most rows (``spans``, none empty) that were seen at once up to each of them, by whom
     claims and memberships give the audiences ``claimed`` and ``members``, which follow each other. A row that ends in
     the very group that gives its audience was never seen by it."""

@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 
 from anabranch.store.catalog.databases import load_database
-from anabranch.store.log.moment import begin, rows_at
+from anabranch.store.log.moment import moment, rows_at
 from anabranch.store.session.engine import connect
 from anabranch.testkit.attack.hunted import DATABASE
 from anabranch.testkit.base_writer import BaseWriter, FileRows
@@ -25,13 +25,10 @@ def publish_bases(url: str, root: Path, stop: threading.Event) -> None:
         writer = BaseWriter(conn, url, DATABASE, root)
         published = 0
         while not stop.wait(PAUSE_S):
-            try:
-                head = begin(conn, database, tables[0]).head
+            with moment(conn, database, tables[0]) as at:
                 rows = {
                     table.name: [row for some in rows_at(conn, database, table) for row in some] for table in tables
                 }
-            finally:
-                conn.rollback()
-            if head > published:
-                writer.publish({name: [FileRows(found, head)] for name, found in rows.items()}, upto=head)
-                published = head
+            if at.head > published:
+                published = at.head
+                writer.publish({name: [FileRows(found, published)] for name, found in rows.items()}, upto=published)
