@@ -81,7 +81,7 @@ def differing_rows(conn: Session, schema: str, table: Table, file: Path, airport
 
 
 def whole(conn: Session, database: Database, file: Path, airport: str) -> tuple[int, int]:
-    """The same of all tables, for the tablet of an airport."""
+    """Those numbers over all tables, for the tablet of an airport."""
     compared = differing = 0
     for name, table in database.tables.items():
         only = airport if name in RESTRICTED else None
