@@ -27,41 +27,43 @@ from anabranch.v1 import position_pb2 as anabranch_dot_v1_dot_position__pb2
 from anabranch.v1 import value_pb2 as anabranch_dot_v1_dot_value__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x61nabranch/v1/change.proto\x12\x0c\x61nabranch.v1\x1a\x18\x61nabranch/v1/batch.proto\x1a\x1b\x61nabranch/v1/position.proto\x1a\x18\x61nabranch/v1/value.proto\"\x93\x01\n\x06\x45\x66\x66\x65\x63t\x12\x14\n\x05table\x18\x01 \x01(\tR\x05table\x12,\n\x04type\x18\x02 \x01(\x0e\x32\x18.anabranch.v1.EffectTypeR\x04type\x12\x18\n\x07\x63olumns\x18\x03 \x03(\tR\x07\x63olumns\x12+\n\x06values\x18\x04 \x03(\x0b\x32\x13.anabranch.v1.ValueR\x06values\"\xe3\x01\n\x05Loser\x12\x14\n\x05table\x18\x01 \x01(\tR\x05table\x12%\n\x03key\x18\x02 \x03(\x0b\x32\x13.anabranch.v1.ValueR\x03key\x12\x16\n\x06\x63olumn\x18\x03 \x01(\tR\x06\x63olumn\x12)\n\x05value\x18\x04 \x01(\x0b\x32\x13.anabranch.v1.ValueR\x05value\x12\x19\n\x08\x62\x61tch_id\x18\x05 \x01(\tR\x07\x62\x61tchId\x12\x17\n\x07node_id\x18\x06 \x01(\tR\x06nodeId\x12&\n\x0fwinner_batch_id\x18\x07 \x01(\tR\rwinnerBatchId\"#\n\tAudiences\x12\x16\n\x06values\x18\x01 \x03(\tR\x06values\"<\n\x0e\x41udienceChange\x12\x16\n\x06gained\x18\x01 \x03(\tR\x06gained\x12\x12\n\x04lost\x18\x02 \x03(\tR\x04lost\"\xf0\x01\n\x0bLoggedBatch\x12\x0e\n\x02id\x18\x01 \x01(\tR\x02id\x12&\n\x04node\x18\x02 \x01(\x0b\x32\x12.anabranch.v1.NodeR\x04node\x12\x18\n\x07\x65\x66\x66\x65\x63ts\x18\x03 \x03(\x0cR\x07\x65\x66\x66\x65\x63ts\x12+\n\x11\x65\x66\x66\x65\x63t_incomplete\x18\x04 \x01(\x08R\x10\x65\x66\x66\x65\x63tIncomplete\x12+\n\x06losers\x18\x05 \x03(\x0b\x32\x13.anabranch.v1.LoserR\x06losers\x12\x35\n\taudiences\x18\x06 \x03(\x0b\x32\x17.anabranch.v1.AudiencesR\taudiences\"\xf1\x01\n\x0bLoggedGroup\x12\x1a\n\x08position\x18\x01 \x01(\x03R\x08position\x12\x33\n\x07\x62\x61tches\x18\x02 \x03(\x0b\x32\x19.anabranch.v1.LoggedBatchR\x07\x62\x61tches\x12*\n\x04sums\x18\x03 \x03(\x0b\x32\x16.anabranch.v1.TableSumR\x04sums\x12\x1e\n\nincomplete\x18\x04 \x01(\x08R\nincomplete\x12\x45\n\x0f\x61udience_change\x18\x05 \x01(\x0b\x32\x1c.anabranch.v1.AudienceChangeR\x0e\x61udienceChange\"\xa2\x01\n\x04Page\x12\x31\n\x06groups\x18\x01 \x03(\x0b\x32\x19.anabranch.v1.LoggedGroupR\x06groups\x12\x30\n\x07reached\x18\x02 \x01(\x0b\x32\x16.anabranch.v1.PositionR\x07reached\x12\x35\n\taudiences\x18\x03 \x01(\x0b\x32\x17.anabranch.v1.AudiencesR\taudiences\"\xaf\x01\n\nGetRequest\x12\x17\n\x07\x64\x62_name\x18\x01 \x01(\tR\x06\x64\x62Name\x12\x36\n\nnode_state\x18\x02 \x01(\x0b\x32\x17.anabranch.v1.NodeStateR\tnodeState\x12\x14\n\x05\x61\x66ter\x18\x03 \x01(\x03R\x05\x61\x66ter\x12\x1d\n\npage_token\x18\x04 \x01(\x0cR\tpageToken\x12\x1b\n\tmax_bytes\x18\x05 \x01(\x05R\x08maxBytes\"\xba\x01\n\x0bGetResponse\x12&\n\x04page\x18\x01 \x01(\x0b\x32\x12.anabranch.v1.PageR\x04page\x12&\n\x0fnext_page_token\x18\x02 \x01(\x0cR\rnextPageToken\x12/\n\x05state\x18\x03 \x01(\x0b\x32\x19.anabranch.v1.ServerStateR\x05state\x12*\n\x04sums\x18\x04 \x03(\x0b\x32\x16.anabranch.v1.TableSumR\x04sums\"y\n\x10SubscribeRequest\x12\x17\n\x07\x64\x62_name\x18\x01 \x01(\tR\x06\x64\x62Name\x12\x36\n\nnode_state\x18\x02 \x01(\x0b\x32\x17.anabranch.v1.NodeStateR\tnodeState\x12\x14\n\x05\x61\x66ter\x18\x03 \x01(\x03R\x05\x61\x66ter\"\xba\x01\n\x11SubscribeResponse\x12&\n\x04page\x18\x01 \x01(\x0b\x32\x12.anabranch.v1.PageR\x04page\x12/\n\x05state\x18\x02 \x01(\x0b\x32\x19.anabranch.v1.ServerStateR\x05state\x12*\n\x04sums\x18\x03 \x03(\x0b\x32\x16.anabranch.v1.TableSumR\x04sums\x12 \n\x0btraceparent\x18\x04 \x01(\tR\x0btraceparent\"\x90\x01\n\x11\x46indCommonRequest\x12\x17\n\x07\x64\x62_name\x18\x01 \x01(\tR\x06\x64\x62Name\x12\x36\n\nnode_state\x18\x02 \x01(\x0b\x32\x17.anabranch.v1.NodeStateR\tnodeState\x12*\n\x04seen\x18\x03 \x03(\x0b\x32\x16.anabranch.v1.PositionR\x04seen\"u\n\x12\x46indCommonResponse\x12.\n\x06\x63ommon\x18\x01 \x01(\x0b\x32\x16.anabranch.v1.PositionR\x06\x63ommon\x12/\n\x05state\x18\x02 \x01(\x0b\x32\x19.anabranch.v1.ServerStateR\x05state*\x87\x01\n\nEffectType\x12\x1b\n\x17\x45\x46\x46\x45\x43T_TYPE_UNSPECIFIED\x10\x00\x12\x16\n\x12\x45\x46\x46\x45\x43T_TYPE_INSERT\x10\x01\x12\x16\n\x12\x45\x46\x46\x45\x43T_TYPE_UPDATE\x10\x02\x12\x16\n\x12\x45\x46\x46\x45\x43T_TYPE_DELETE\x10\x03\x12\x14\n\x10\x45\x46\x46\x45\x43T_TYPE_NONE\x10\x04\x32\xec\x01\n\rChangeService\x12:\n\x03Get\x12\x18.anabranch.v1.GetRequest\x1a\x19.anabranch.v1.GetResponse\x12N\n\tSubscribe\x12\x1e.anabranch.v1.SubscribeRequest\x1a\x1f.anabranch.v1.SubscribeResponse0\x01\x12O\n\nFindCommon\x12\x1f.anabranch.v1.FindCommonRequest\x1a .anabranch.v1.FindCommonResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x61nabranch/v1/change.proto\x12\x0c\x61nabranch.v1\x1a\x18\x61nabranch/v1/batch.proto\x1a\x1b\x61nabranch/v1/position.proto\x1a\x18\x61nabranch/v1/value.proto\"\x93\x01\n\x06\x45\x66\x66\x65\x63t\x12\x14\n\x05table\x18\x01 \x01(\tR\x05table\x12,\n\x04type\x18\x02 \x01(\x0e\x32\x18.anabranch.v1.EffectTypeR\x04type\x12\x18\n\x07\x63olumns\x18\x03 \x03(\tR\x07\x63olumns\x12+\n\x06values\x18\x04 \x03(\x0b\x32\x13.anabranch.v1.ValueR\x06values\"\x92\x02\n\x05Loser\x12\x14\n\x05table\x18\x01 \x01(\tR\x05table\x12%\n\x03key\x18\x02 \x03(\x0b\x32\x13.anabranch.v1.ValueR\x03key\x12\x16\n\x06\x63olumn\x18\x03 \x01(\tR\x06\x63olumn\x12)\n\x05value\x18\x04 \x01(\x0b\x32\x13.anabranch.v1.ValueR\x05value\x12\x19\n\x08\x62\x61tch_id\x18\x05 \x01(\tR\x07\x62\x61tchId\x12\x17\n\x07node_id\x18\x06 \x01(\tR\x06nodeId\x12&\n\x0fwinner_batch_id\x18\x07 \x01(\tR\rwinnerBatchId\x12-\n\x05\x63\x61use\x18\x08 \x01(\x0e\x32\x17.anabranch.v1.LossCauseR\x05\x63\x61use\"#\n\tAudiences\x12\x16\n\x06values\x18\x01 \x03(\tR\x06values\"<\n\x0e\x41udienceChange\x12\x16\n\x06gained\x18\x01 \x03(\tR\x06gained\x12\x12\n\x04lost\x18\x02 \x03(\tR\x04lost\"\xf0\x01\n\x0bLoggedBatch\x12\x0e\n\x02id\x18\x01 \x01(\tR\x02id\x12&\n\x04node\x18\x02 \x01(\x0b\x32\x12.anabranch.v1.NodeR\x04node\x12\x18\n\x07\x65\x66\x66\x65\x63ts\x18\x03 \x03(\x0cR\x07\x65\x66\x66\x65\x63ts\x12+\n\x11\x65\x66\x66\x65\x63t_incomplete\x18\x04 \x01(\x08R\x10\x65\x66\x66\x65\x63tIncomplete\x12+\n\x06losers\x18\x05 \x03(\x0b\x32\x13.anabranch.v1.LoserR\x06losers\x12\x35\n\taudiences\x18\x06 \x03(\x0b\x32\x17.anabranch.v1.AudiencesR\taudiences\"\x96\x02\n\x0bLoggedGroup\x12\x1a\n\x08position\x18\x01 \x01(\x03R\x08position\x12\x33\n\x07\x62\x61tches\x18\x02 \x03(\x0b\x32\x19.anabranch.v1.LoggedBatchR\x07\x62\x61tches\x12*\n\x04sums\x18\x03 \x03(\x0b\x32\x16.anabranch.v1.TableSumR\x04sums\x12\x1e\n\nincomplete\x18\x04 \x01(\x08R\nincomplete\x12\x45\n\x0f\x61udience_change\x18\x05 \x01(\x0b\x32\x1c.anabranch.v1.AudienceChangeR\x0e\x61udienceChange\x12#\n\rschema_change\x18\x06 \x01(\x0cR\x0cschemaChange\"\xa2\x01\n\x04Page\x12\x31\n\x06groups\x18\x01 \x03(\x0b\x32\x19.anabranch.v1.LoggedGroupR\x06groups\x12\x30\n\x07reached\x18\x02 \x01(\x0b\x32\x16.anabranch.v1.PositionR\x07reached\x12\x35\n\taudiences\x18\x03 \x01(\x0b\x32\x17.anabranch.v1.AudiencesR\taudiences\"\xaf\x01\n\nGetRequest\x12\x17\n\x07\x64\x62_name\x18\x01 \x01(\tR\x06\x64\x62Name\x12\x36\n\nnode_state\x18\x02 \x01(\x0b\x32\x17.anabranch.v1.NodeStateR\tnodeState\x12\x14\n\x05\x61\x66ter\x18\x03 \x01(\x03R\x05\x61\x66ter\x12\x1d\n\npage_token\x18\x04 \x01(\x0cR\tpageToken\x12\x1b\n\tmax_bytes\x18\x05 \x01(\x05R\x08maxBytes\"\xba\x01\n\x0bGetResponse\x12&\n\x04page\x18\x01 \x01(\x0b\x32\x12.anabranch.v1.PageR\x04page\x12&\n\x0fnext_page_token\x18\x02 \x01(\x0cR\rnextPageToken\x12/\n\x05state\x18\x03 \x01(\x0b\x32\x19.anabranch.v1.ServerStateR\x05state\x12*\n\x04sums\x18\x04 \x03(\x0b\x32\x16.anabranch.v1.TableSumR\x04sums\"y\n\x10SubscribeRequest\x12\x17\n\x07\x64\x62_name\x18\x01 \x01(\tR\x06\x64\x62Name\x12\x36\n\nnode_state\x18\x02 \x01(\x0b\x32\x17.anabranch.v1.NodeStateR\tnodeState\x12\x14\n\x05\x61\x66ter\x18\x03 \x01(\x03R\x05\x61\x66ter\"\xba\x01\n\x11SubscribeResponse\x12&\n\x04page\x18\x01 \x01(\x0b\x32\x12.anabranch.v1.PageR\x04page\x12/\n\x05state\x18\x02 \x01(\x0b\x32\x19.anabranch.v1.ServerStateR\x05state\x12*\n\x04sums\x18\x03 \x03(\x0b\x32\x16.anabranch.v1.TableSumR\x04sums\x12 \n\x0btraceparent\x18\x04 \x01(\tR\x0btraceparent\"\x90\x01\n\x11\x46indCommonRequest\x12\x17\n\x07\x64\x62_name\x18\x01 \x01(\tR\x06\x64\x62Name\x12\x36\n\nnode_state\x18\x02 \x01(\x0b\x32\x17.anabranch.v1.NodeStateR\tnodeState\x12*\n\x04seen\x18\x03 \x03(\x0b\x32\x16.anabranch.v1.PositionR\x04seen\"u\n\x12\x46indCommonResponse\x12.\n\x06\x63ommon\x18\x01 \x01(\x0b\x32\x16.anabranch.v1.PositionR\x06\x63ommon\x12/\n\x05state\x18\x02 \x01(\x0b\x32\x19.anabranch.v1.ServerStateR\x05state*\x87\x01\n\nEffectType\x12\x1b\n\x17\x45\x46\x46\x45\x43T_TYPE_UNSPECIFIED\x10\x00\x12\x16\n\x12\x45\x46\x46\x45\x43T_TYPE_INSERT\x10\x01\x12\x16\n\x12\x45\x46\x46\x45\x43T_TYPE_UPDATE\x10\x02\x12\x16\n\x12\x45\x46\x46\x45\x43T_TYPE_DELETE\x10\x03\x12\x14\n\x10\x45\x46\x46\x45\x43T_TYPE_NONE\x10\x04*F\n\tLossCause\x12\x1a\n\x16LOSS_CAUSE_UNSPECIFIED\x10\x00\x12\x1d\n\x19LOSS_CAUSE_COLUMN_DROPPED\x10\x01\x32\xec\x01\n\rChangeService\x12:\n\x03Get\x12\x18.anabranch.v1.GetRequest\x1a\x19.anabranch.v1.GetResponse\x12N\n\tSubscribe\x12\x1e.anabranch.v1.SubscribeRequest\x1a\x1f.anabranch.v1.SubscribeResponse0\x01\x12O\n\nFindCommon\x12\x1f.anabranch.v1.FindCommonRequest\x1a .anabranch.v1.FindCommonResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'anabranch.v1.change_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_EFFECTTYPE']._serialized_start=2201
-  _globals['_EFFECTTYPE']._serialized_end=2336
+  _globals['_EFFECTTYPE']._serialized_start=2285
+  _globals['_EFFECTTYPE']._serialized_end=2420
+  _globals['_LOSSCAUSE']._serialized_start=2422
+  _globals['_LOSSCAUSE']._serialized_end=2492
   _globals['_EFFECT']._serialized_start=125
   _globals['_EFFECT']._serialized_end=272
   _globals['_LOSER']._serialized_start=275
-  _globals['_LOSER']._serialized_end=502
-  _globals['_AUDIENCES']._serialized_start=504
-  _globals['_AUDIENCES']._serialized_end=539
-  _globals['_AUDIENCECHANGE']._serialized_start=541
-  _globals['_AUDIENCECHANGE']._serialized_end=601
-  _globals['_LOGGEDBATCH']._serialized_start=604
-  _globals['_LOGGEDBATCH']._serialized_end=844
-  _globals['_LOGGEDGROUP']._serialized_start=847
-  _globals['_LOGGEDGROUP']._serialized_end=1088
-  _globals['_PAGE']._serialized_start=1091
-  _globals['_PAGE']._serialized_end=1253
-  _globals['_GETREQUEST']._serialized_start=1256
-  _globals['_GETREQUEST']._serialized_end=1431
-  _globals['_GETRESPONSE']._serialized_start=1434
-  _globals['_GETRESPONSE']._serialized_end=1620
-  _globals['_SUBSCRIBEREQUEST']._serialized_start=1622
-  _globals['_SUBSCRIBEREQUEST']._serialized_end=1743
-  _globals['_SUBSCRIBERESPONSE']._serialized_start=1746
-  _globals['_SUBSCRIBERESPONSE']._serialized_end=1932
-  _globals['_FINDCOMMONREQUEST']._serialized_start=1935
-  _globals['_FINDCOMMONREQUEST']._serialized_end=2079
-  _globals['_FINDCOMMONRESPONSE']._serialized_start=2081
-  _globals['_FINDCOMMONRESPONSE']._serialized_end=2198
-  _globals['_CHANGESERVICE']._serialized_start=2339
-  _globals['_CHANGESERVICE']._serialized_end=2575
+  _globals['_LOSER']._serialized_end=549
+  _globals['_AUDIENCES']._serialized_start=551
+  _globals['_AUDIENCES']._serialized_end=586
+  _globals['_AUDIENCECHANGE']._serialized_start=588
+  _globals['_AUDIENCECHANGE']._serialized_end=648
+  _globals['_LOGGEDBATCH']._serialized_start=651
+  _globals['_LOGGEDBATCH']._serialized_end=891
+  _globals['_LOGGEDGROUP']._serialized_start=894
+  _globals['_LOGGEDGROUP']._serialized_end=1172
+  _globals['_PAGE']._serialized_start=1175
+  _globals['_PAGE']._serialized_end=1337
+  _globals['_GETREQUEST']._serialized_start=1340
+  _globals['_GETREQUEST']._serialized_end=1515
+  _globals['_GETRESPONSE']._serialized_start=1518
+  _globals['_GETRESPONSE']._serialized_end=1704
+  _globals['_SUBSCRIBEREQUEST']._serialized_start=1706
+  _globals['_SUBSCRIBEREQUEST']._serialized_end=1827
+  _globals['_SUBSCRIBERESPONSE']._serialized_start=1830
+  _globals['_SUBSCRIBERESPONSE']._serialized_end=2016
+  _globals['_FINDCOMMONREQUEST']._serialized_start=2019
+  _globals['_FINDCOMMONREQUEST']._serialized_end=2163
+  _globals['_FINDCOMMONRESPONSE']._serialized_start=2165
+  _globals['_FINDCOMMONRESPONSE']._serialized_end=2282
+  _globals['_CHANGESERVICE']._serialized_start=2495
+  _globals['_CHANGESERVICE']._serialized_end=2731
 # @@protoc_insertion_point(module_scope)

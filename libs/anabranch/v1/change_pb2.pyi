@@ -54,6 +54,26 @@ EFFECT_TYPE_NONE: EffectType.ValueType  # 4
 """An accepted batch that changed nothing of this row; its key is given."""
 Global___EffectType: _TypeAlias = EffectType  # noqa: Y015
 
+class _LossCause:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _LossCauseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LossCause.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    LOSS_CAUSE_UNSPECIFIED: _LossCause.ValueType  # 0
+    """To another value of the same column, or to a delete of the row."""
+    LOSS_CAUSE_COLUMN_DROPPED: _LossCause.ValueType  # 1
+    """Its column was dropped on the server."""
+
+class LossCause(_LossCause, metaclass=_LossCauseEnumTypeWrapper):
+    """Why a value lost."""
+
+LOSS_CAUSE_UNSPECIFIED: LossCause.ValueType  # 0
+"""To another value of the same column, or to a delete of the row."""
+LOSS_CAUSE_COLUMN_DROPPED: LossCause.ValueType  # 1
+"""Its column was dropped on the server."""
+Global___LossCause: _TypeAlias = LossCause  # noqa: Y015
+
 @_typing.final
 class Effect(_message.Message):
     """What Postgres stored in one row because of a batch."""
@@ -105,6 +125,7 @@ class Loser(_message.Message):
     BATCH_ID_FIELD_NUMBER: _builtins.int
     NODE_ID_FIELD_NUMBER: _builtins.int
     WINNER_BATCH_ID_FIELD_NUMBER: _builtins.int
+    CAUSE_FIELD_NUMBER: _builtins.int
     table: _builtins.str
     """The table's name."""
     column: _builtins.str
@@ -114,7 +135,9 @@ class Loser(_message.Message):
     node_id: _builtins.str
     """The node that had made that batch."""
     winner_batch_id: _builtins.str
-    """The batch whose value stands."""
+    """The batch whose value stands; of a value for a column that is gone, the batch of the schema change."""
+    cause: Global___LossCause.ValueType
+    """Why it lost, where it did not lose to another value."""
     @_builtins.property
     def key(self) -> _containers.RepeatedCompositeFieldContainer[_value_pb2.Value]:
         """The row's key, in the order of the key's columns."""
@@ -133,10 +156,11 @@ class Loser(_message.Message):
         batch_id: _builtins.str = ...,
         node_id: _builtins.str = ...,
         winner_batch_id: _builtins.str = ...,
+        cause: Global___LossCause.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_id", b"batch_id", "column", b"column", "key", b"key", "node_id", b"node_id", "table", b"table", "value", b"value", "winner_batch_id", b"winner_batch_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_id", b"batch_id", "cause", b"cause", "column", b"column", "key", b"key", "node_id", b"node_id", "table", b"table", "value", b"value", "winner_batch_id", b"winner_batch_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -259,10 +283,15 @@ class LoggedGroup(_message.Message):
     SUMS_FIELD_NUMBER: _builtins.int
     INCOMPLETE_FIELD_NUMBER: _builtins.int
     AUDIENCE_CHANGE_FIELD_NUMBER: _builtins.int
+    SCHEMA_CHANGE_FIELD_NUMBER: _builtins.int
     position: _builtins.int
     """The group's position, in milliseconds."""
     incomplete: _builtins.bool
     """True where more parts of this group follow; a reader applies it when it has all."""
+    schema_change: _builtins.bytes
+    """A serialized SchemaChange, where the group begins with one, in each of its parts: a reader alters its tables before it
+    applies the batches. Kept as bytes so that a server can pass it through.
+    """
     @_builtins.property
     def batches(self) -> _containers.RepeatedCompositeFieldContainer[Global___LoggedBatch]:
         """The batches, or some of them where the group was split. A batch may be split as well."""
@@ -285,10 +314,11 @@ class LoggedGroup(_message.Message):
         sums: _abc.Iterable[_position_pb2.TableSum] | None = ...,
         incomplete: _builtins.bool = ...,
         audience_change: Global___AudienceChange | None = ...,
+        schema_change: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["audience_change", b"audience_change"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["audience_change", b"audience_change", "batches", b"batches", "incomplete", b"incomplete", "position", b"position", "sums", b"sums"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audience_change", b"audience_change", "batches", b"batches", "incomplete", b"incomplete", "position", b"position", "schema_change", b"schema_change", "sums", b"sums"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -95,6 +95,10 @@ class _ReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Reason.ValueTy
     """An update gives a new value to a column of the key, or a delete names other columns. Delete and insert instead."""
     REASON_GENERATED_COLUMN: _Reason.ValueType  # 31
     """A generated column was given a value. Leave it out."""
+    REASON_VALUE_NOT_CAST: _Reason.ValueType  # 32
+    """A value was made before its column's type was changed on the server, and Postgres can't cast it to the new type. The
+    message shows it. Make the batch anew with a value of the new type.
+    """
     REASON_UNAUTHENTICATED: _Reason.ValueType  # 40
     """No credentials, or ones that are not valid. Get a key or a new token."""
     REASON_CREDENTIALS_EXPIRED: _Reason.ValueType  # 41
@@ -128,6 +132,10 @@ class _ReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Reason.ValueTy
     REASON_HISTORY_REWOUND: _Reason.ValueType  # 54
     """The server was restored to a time before what the node has seen. Ask FindCommon for the last position that both
     have, lower the basis of what is queued to it, and take a new snapshot; unsent work is kept.
+    """
+    REASON_APP_OUTDATED: _Reason.ValueType  # 55
+    """The node's app was built for a schema version that can't be told any more. Update the app; what is queued stays. The
+    metadata of ErrorInfo has the version that it needs at least.
     """
 
 class Reason(_Reason, metaclass=_ReasonEnumTypeWrapper):
@@ -210,6 +218,10 @@ REASON_INVALID_COLUMNS: Reason.ValueType  # 30
 """An update gives a new value to a column of the key, or a delete names other columns. Delete and insert instead."""
 REASON_GENERATED_COLUMN: Reason.ValueType  # 31
 """A generated column was given a value. Leave it out."""
+REASON_VALUE_NOT_CAST: Reason.ValueType  # 32
+"""A value was made before its column's type was changed on the server, and Postgres can't cast it to the new type. The
+message shows it. Make the batch anew with a value of the new type.
+"""
 REASON_UNAUTHENTICATED: Reason.ValueType  # 40
 """No credentials, or ones that are not valid. Get a key or a new token."""
 REASON_CREDENTIALS_EXPIRED: Reason.ValueType  # 41
@@ -243,5 +255,9 @@ REASON_MESSAGE_TOO_LARGE: Reason.ValueType  # 53
 REASON_HISTORY_REWOUND: Reason.ValueType  # 54
 """The server was restored to a time before what the node has seen. Ask FindCommon for the last position that both
 have, lower the basis of what is queued to it, and take a new snapshot; unsent work is kept.
+"""
+REASON_APP_OUTDATED: Reason.ValueType  # 55
+"""The node's app was built for a schema version that can't be told any more. Update the app; what is queued stays. The
+metadata of ErrorInfo has the version that it needs at least.
 """
 Global___Reason: _TypeAlias = Reason  # noqa: Y015

@@ -233,6 +233,7 @@ class Conflict(_message.Message):
     LOSING_NODE_FIELD_NUMBER: _builtins.int
     WINNING_BATCH_ID_FIELD_NUMBER: _builtins.int
     WINNING_NODE_FIELD_NUMBER: _builtins.int
+    CAUSE_FIELD_NUMBER: _builtins.int
     position: _builtins.int
     """The group that decided it, in milliseconds."""
     table: _builtins.str
@@ -247,6 +248,8 @@ class Conflict(_message.Message):
     """The batch that wrote the losing value."""
     winning_batch_id: _builtins.str
     """The batch whose value stands."""
+    cause: _change_pb2.LossCause.ValueType
+    """Why it lost, where it did not lose to another value."""
     @_builtins.property
     def key(self) -> _containers.RepeatedCompositeFieldContainer[_value_pb2.Value]:
         """The row's key, in the order of the key's columns."""
@@ -272,10 +275,11 @@ class Conflict(_message.Message):
         losing_node: _batch_pb2.Node | None = ...,
         winning_batch_id: _builtins.str = ...,
         winning_node: _batch_pb2.Node | None = ...,
+        cause: _change_pb2.LossCause.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["losing_node", b"losing_node", "winning_node", b"winning_node"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["column", b"column", "key", b"key", "losing_batch_id", b"losing_batch_id", "losing_node", b"losing_node", "losing_value", b"losing_value", "losing_value_incomplete", b"losing_value_incomplete", "position", b"position", "table", b"table", "winning_batch_id", b"winning_batch_id", "winning_node", b"winning_node"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "column", b"column", "key", b"key", "losing_batch_id", b"losing_batch_id", "losing_node", b"losing_node", "losing_value", b"losing_value", "losing_value_incomplete", b"losing_value_incomplete", "position", b"position", "table", b"table", "winning_batch_id", b"winning_batch_id", "winning_node", b"winning_node"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

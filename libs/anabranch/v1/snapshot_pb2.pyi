@@ -29,8 +29,13 @@ class DescribeRequest(_message.Message):
 
     DB_NAME_FIELD_NUMBER: _builtins.int
     NODE_STATE_FIELD_NUMBER: _builtins.int
+    APP_VERSION_FIELD_NUMBER: _builtins.int
     db_name: _builtins.str
     """The database."""
+    app_version: _builtins.int
+    """The schema version that the node's app was built for: tables and columns are named as they were then, with hidden and
+    gone set. 0 for today's.
+    """
     @_builtins.property
     def node_state(self) -> _position_pb2.NodeState:
         """The node that asks."""
@@ -40,10 +45,11 @@ class DescribeRequest(_message.Message):
         *,
         db_name: _builtins.str = ...,
         node_state: _position_pb2.NodeState | None = ...,
+        app_version: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["node_state", b"node_state"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["db_name", b"db_name", "node_state", b"node_state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["app_version", b"app_version", "db_name", b"db_name", "node_state", b"node_state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -66,8 +72,14 @@ class Column(_message.Message):
     BASE_TYPE_FIELD_NUMBER: _builtins.int
     ENUM_LABELS_FIELD_NUMBER: _builtins.int
     REFUSES_NULL_FIELD_NUMBER: _builtins.int
+    SQL_NAME_FIELD_NUMBER: _builtins.int
+    INITIAL_FIELD_NUMBER: _builtins.int
+    HIDDEN_FIELD_NUMBER: _builtins.int
+    GONE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """Its name in Postgres."""
+    """Its identity: the name that it was registered by, which outlives renames and has one kind for ever. Batches, log,
+    sums and files know it by this one.
+    """
     kind: _value_pb2.ColumnKind.ValueType
     """How its values are carried."""
     element_kind: _value_pb2.ColumnKind.ValueType
@@ -90,9 +102,23 @@ class Column(_message.Message):
     """Whether a NULL is surely refused: it is not_null, no domain, and no BEFORE trigger of its table could fill it. Without
     has_default an insert that leaves the column out is so, too.
     """
+    sql_name: _builtins.str
+    """Its name in Postgres where that is not its identity; else empty."""
+    hidden: _builtins.bool
+    """Asked with app_version: the column was added later."""
+    gone: _builtins.bool
+    """Asked with app_version: the column was there then and is not any more; every row has NULL in it, and a value that is
+    written to it is kept as one that lost.
+    """
     @_builtins.property
     def enum_labels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The labels of an enum, or of the enum that an array is of, in their order, when this was asked; else none."""
+
+    @_builtins.property
+    def initial(self) -> _value_pb2.Value:
+        """Of a column that was added to the table: what the rows have that were there before it, maybe NULL. This value is left
+        out of a row's canonical encoding. Not set for a column that was there at registration.
+        """
 
     def __init__(
         self,
@@ -108,10 +134,14 @@ class Column(_message.Message):
         base_type: _builtins.str = ...,
         enum_labels: _abc.Iterable[_builtins.str] | None = ...,
         refuses_null: _builtins.bool = ...,
+        sql_name: _builtins.str = ...,
+        initial: _value_pb2.Value | None = ...,
+        hidden: _builtins.bool = ...,
+        gone: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["initial", b"initial"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_type", b"base_type", "element_kind", b"element_kind", "enum_labels", b"enum_labels", "generated", b"generated", "has_default", b"has_default", "kind", b"kind", "name", b"name", "not_null", b"not_null", "policy", b"policy", "postgres_type", b"postgres_type", "refuses_null", b"refuses_null"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_type", b"base_type", "element_kind", b"element_kind", "enum_labels", b"enum_labels", "generated", b"generated", "gone", b"gone", "has_default", b"has_default", "hidden", b"hidden", "initial", b"initial", "kind", b"kind", "name", b"name", "not_null", b"not_null", "policy", b"policy", "postgres_type", b"postgres_type", "refuses_null", b"refuses_null", "sql_name", b"sql_name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -129,14 +159,23 @@ class Table(_message.Message):
     ESTIMATED_ROWS_FIELD_NUMBER: _builtins.int
     EVERY_DEVICE_SEES_EVERY_ROW_FIELD_NUMBER: _builtins.int
     RESTRICTED_FIELD_NUMBER: _builtins.int
+    SQL_NAME_FIELD_NUMBER: _builtins.int
+    CHANGED_POSITION_FIELD_NUMBER: _builtins.int
+    HIDDEN_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """Its name in Postgres, without the schema."""
+    """Its identity: the name that it was registered by, which outlives renames."""
     estimated_rows: _builtins.int
     """About how many rows it has, for progress bars."""
     every_device_sees_every_row: _builtins.bool
     """Whether the table's row-level security was set aside when it was registered: every device sees every row."""
     restricted: _builtins.bool
     """Whether it has an audience expression: a node gets the rows of its audiences only, and no estimate."""
+    sql_name: _builtins.str
+    """Its name in Postgres, without the schema, where that is not its identity; else empty."""
+    changed_position: _builtins.int
+    """The position of the schema change that made it what it is; 0 for a table that is as it was registered."""
+    hidden: _builtins.bool
+    """Asked with app_version: the table came later."""
     @_builtins.property
     def columns(self) -> _containers.RepeatedCompositeFieldContainer[Global___Column]:
         """Its columns in the table's order."""
@@ -154,14 +193,61 @@ class Table(_message.Message):
         estimated_rows: _builtins.int = ...,
         every_device_sees_every_row: _builtins.bool = ...,
         restricted: _builtins.bool = ...,
+        sql_name: _builtins.str = ...,
+        changed_position: _builtins.int = ...,
+        hidden: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "estimated_rows", b"estimated_rows", "every_device_sees_every_row", b"every_device_sees_every_row", "key_columns", b"key_columns", "name", b"name", "restricted", b"restricted"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed_position", b"changed_position", "columns", b"columns", "estimated_rows", b"estimated_rows", "every_device_sees_every_row", b"every_device_sees_every_row", "hidden", b"hidden", "key_columns", b"key_columns", "name", b"name", "restricted", b"restricted", "sql_name", b"sql_name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Table: _TypeAlias = Table  # noqa: Y015
+
+@_typing.final
+class SchemaChange(_message.Message):
+    """A change of the tables of a database, by DDL: how the changed tables are after it. A table that a reader has is altered
+    to what is here: a column whose identity is new is added, with its initial value in every row; one that is not here any
+    more is dropped; the others keep their values, whatever their names are now. Values that rows had not before follow
+    as effects of the same group.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    TABLES_FIELD_NUMBER: _builtins.int
+    DROPPED_FIELD_NUMBER: _builtins.int
+    PULLED_FIELD_NUMBER: _builtins.int
+    version: _builtins.int
+    """The schema version of the database from here on; 1 before the first change."""
+    @_builtins.property
+    def tables(self) -> _containers.RepeatedCompositeFieldContainer[Global___Table]:
+        """The tables that were changed, or came, as they are now: without estimates and policies, which Describe has."""
+
+    @_builtins.property
+    def dropped(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Identities of the tables that went."""
+
+    @_builtins.property
+    def pulled(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Identities, among those of tables, of the ones that can't go on: rows and sums are new, and have to be pulled."""
+
+    def __init__(
+        self,
+        *,
+        version: _builtins.int = ...,
+        tables: _abc.Iterable[Global___Table] | None = ...,
+        dropped: _abc.Iterable[_builtins.str] | None = ...,
+        pulled: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dropped", b"dropped", "pulled", b"pulled", "tables", b"tables", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SchemaChange: _TypeAlias = SchemaChange  # noqa: Y015
 
 @_typing.final
 class DatabasePolicy(_message.Message):
@@ -265,6 +351,9 @@ class DescribeResponse(_message.Message):
     POLICY_FIELD_NUMBER: _builtins.int
     LIMITS_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    version: _builtins.int
+    """The schema version of the tables; 1 before the first schema change."""
     @_builtins.property
     def tables(self) -> _containers.RepeatedCompositeFieldContainer[Global___Table]:
         """Its synced tables, in an order in which foreign keys point backwards where they can."""
@@ -288,10 +377,11 @@ class DescribeResponse(_message.Message):
         policy: Global___DatabasePolicy | None = ...,
         limits: Global___Limits | None = ...,
         state: _position_pb2.ServerState | None = ...,
+        version: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits", "policy", b"policy", "state", b"state"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits", "policy", b"policy", "state", b"state", "tables", b"tables"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits", "policy", b"policy", "state", b"state", "tables", b"tables", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

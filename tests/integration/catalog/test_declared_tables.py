@@ -121,7 +121,7 @@ def migrated(shared_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Conne
 
 
 def test_the_declared_tables_are_those_that_migrations_make(declared: Catalog, migrated: Connection) -> None:
-    assert len(METADATA.tables) == 24
+    assert len(METADATA.tables) == 26
     assert catalog_differences(declared, catalog(migrated)) == {}
     assert alembic_differences(migrated) == []
 

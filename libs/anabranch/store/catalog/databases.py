@@ -7,6 +7,7 @@ those of the present catalog; ``drift`` finds where the two differ. Constraints 
 
 from __future__ import annotations
 
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -23,7 +24,10 @@ from anabranch.store.catalog.policy import DatabasePolicy, TablePolicy, database
 from anabranch.store.catalog.relation import Constraints, base_types_of, constraints_of
 from anabranch.store.catalog.table_order import TableOrder, table_order
 from anabranch.store.session.steps import Statement, Steps, arun, run
+from anabranch.v1 import value_pb2
 from anabranch.values import Column, Kind, Table
+from anabranch.values.messages import column_reader, column_writer
+from anabranch.values.table import FormerColumn
 
 
 class UnknownDatabaseError(ServerError, LookupError):
@@ -59,6 +63,10 @@ class Database:
     """Where principals have their audiences from."""
     was_restricted: bool = False
     """Whether the log may have changes of a restricted table that is not synced any more, or was registered anew."""
+    ddl_version: int = 1
+    """The number of the last schema change, as applications are told of it; 1 before the first."""
+    changed_positions: Mapping[str, int] = field(default_factory=dict)
+    """By table, the position of the schema change that made it what it is; 0 where it is as registered."""
 
     @cached_property
     def tables_by_id(self) -> Mapping[int, Table]:
@@ -93,45 +101,74 @@ _NONE: Mapping[str, str] = MappingProxyType({})
 
 
 def columns_to_json(columns: tuple[Column, ...]) -> list[dict[str, Any]]:
-    """Columns as ``anabranch.synced_tables.columns`` keeps them."""
-    return [
-        {
-            "name": c.name,
-            "kind": int(c.kind),
-            "element_kind": None if c.element_kind is None else int(c.element_kind),
-            "postgres_type": c.postgres_type,
-            "not_null": c.not_null,
-            "generated": c.generated,
-            "has_default": c.has_default,
-        }
-        for c in columns
-    ]
+    """Columns as ``anabranch.synced_tables.columns`` keeps them. What most columns lack is left out."""
+    return [_column_to_json(column) for column in columns]
+
+
+def _column_to_json(c: Column) -> dict[str, Any]:
+    kept: dict[str, Any] = {
+        "name": c.name,
+        "kind": int(c.kind),
+        "element_kind": None if c.element_kind is None else int(c.element_kind),
+        "postgres_type": c.postgres_type,
+        "not_null": c.not_null,
+        "generated": c.generated,
+        "has_default": c.has_default,
+        "number": c.number,
+    }
+    if c.renamed:
+        kept["renamed"] = c.renamed
+    if c.initial:
+        kept["initial"] = b64encode(column_writer(c)(c.initial[0]).SerializeToString()).decode()
+        kept["added_position"] = c.added_position
+    return kept
 
 
 def columns_from_json(
     columns: list[dict[str, Any]], policies: Mapping[str, str], base_types: Mapping[str, str] = _NONE
 ) -> tuple[Column, ...]:
-    """Columns as they were kept, each with its policy and the type that is now below its domain."""
+    """Columns as they were kept, each with its policy and, by its name in SQL, the type that is below its domain."""
+    return tuple(_column_from_json(c, policies, base_types) for c in columns)
+
+
+def _column_from_json(kept: dict[str, Any], policies: Mapping[str, str], base_types: Mapping[str, str]) -> Column:
+    initial = kept.get("initial")
+    column = replace(
+        Column(**{**kept, "initial": ()}),
+        kind=Kind(kept["kind"]),
+        element_kind=None if kept["element_kind"] is None else Kind(kept["element_kind"]),
+        policy=policies.get(kept["name"], "lww"),
+    )
+    if initial is not None:
+        cell = column_reader(column)(value_pb2.Value.FromString(b64decode(initial)))
+        column = replace(column, initial=(cell,))
+    return replace(column, base_type=base_types.get(column.sql_name, ""))
+
+
+def former_columns_to_json(former: tuple[FormerColumn, ...]) -> list[dict[str, Any]]:
+    """Columns that a table had, as ``anabranch.synced_tables.former_columns`` keeps them."""
+    return [
+        {"column": _column_to_json(f.column), "dropped_position": f.dropped_position, "successor": f.successor}
+        for f in former
+    ]
+
+
+def former_columns_from_json(kept: list[dict[str, Any]]) -> tuple[FormerColumn, ...]:
+    """Columns that a table had, as they were kept."""
     return tuple(
-        replace(
-            Column(**c),
-            kind=Kind(c["kind"]),
-            element_kind=None if c["element_kind"] is None else Kind(c["element_kind"]),
-            policy=policies.get(c["name"], "lww"),
-            base_type=base_types.get(c["name"], ""),
-        )
-        for c in columns
+        FormerColumn(_column_from_json(f["column"], _NONE, _NONE), f["dropped_position"], f["successor"]) for f in kept
     )
 
 
 # One statement, so that a database and its tables are of one moment.
 _COLUMNS: LiteralString = """
-d.id, d.name, d.schema_name, d.epoch, d.floor_ms, d.schema_version, d.policy, d.audience_rules
+d.id, d.name, d.schema_name, d.epoch, d.floor_ms, d.schema_version, d.policy, d.audience_rules, d.ddl_version
 """
 _TABLES: LiteralString = """
        coalesce((select jsonb_agg(jsonb_build_array(
                      t.id, t.name, t.columns, to_jsonb(t.key_columns), t.policy, t.first_position,
-                     t.capture_off_ms, t.torn_ms, t.audience, to_jsonb(t.audience_columns), t.audience_is_list)
+                     t.capture_off_ms, t.torn_ms, coalesce(t.sql_name, ''), t.former_columns, t.changed_position,
+                     t.audience, to_jsonb(t.audience_columns), t.audience_is_list)
                      order by t.id)
                  from anabranch.synced_tables t where t.database_id = d.id), '[]'),
        exists (select from anabranch.former_tables f
@@ -157,18 +194,23 @@ def _database(
     constraints: Mapping[tuple[str, str], Constraints],
     base_types: Mapping[tuple[str, str], Mapping[str, str]],
 ) -> Database:
-    number, name, schema_name, epoch, floor_ms, schema_version, policy, rules, seal_key, synced, was_restricted = row
+    number, name, schema_name, epoch, floor_ms, schema_version, policy, rules, ddl_version, seal_key = row[:10]
+    synced, was_restricted = row[10:]
     tables: dict[str, Table] = {}
     policies: dict[str, TablePolicy] = {}
     first_positions: dict[str, int] = {}
     uncaptured = set()
     torn = set()
     restricted: dict[str, Audience] = {}
-    for table_id, table, columns, key_columns, own_policy, first_position, off_ms, torn_ms, *audience in synced:
+    changed_positions: dict[str, int] = {}
+    for table_id, table, columns, key_columns, own_policy, first_position, off_ms, torn_ms, *further in synced:
+        sql_name, former, changed_positions[table], *audience = further
         policies[table] = table_policy(own_policy)
-        bases = base_types.get((schema_name, table), {})
+        bases = base_types.get((schema_name, sql_name or table), {})
         known = columns_from_json(columns, policies[table].columns, bases)
-        tables[table] = Table(table, known, tuple(key_columns), table_id)
+        tables[table] = Table(
+            table, known, tuple(key_columns), table_id, renamed=sql_name, former=former_columns_from_json(former)
+        )
         first_positions[table] = first_position
         if off_ms is not None:
             uncaptured.add(table)
@@ -188,13 +230,17 @@ def _database(
         seal_key=seal_key,
         tables=tables,
         table_policies=policies,
-        constraints={table: constraints.get((schema_name, table), Constraints()) for table in tables},
+        constraints={
+            name: constraints.get((schema_name, table.sql_name), Constraints()) for name, table in tables.items()
+        },
         first_positions=first_positions,
         uncaptured=frozenset(uncaptured),
         torn=frozenset(torn),
         restricted=restricted,
         audience_rules=rules_from_json(rules),
         was_restricted=was_restricted,
+        ddl_version=ddl_version,
+        changed_positions=changed_positions,
     )
 
 

@@ -52,9 +52,11 @@ class Constraints:
 
 @dataclass(frozen=True, slots=True)
 class RelationColumn:
-    """A column as pg_attribute has it. ``identity`` is "", a (always) or d (by default); ``generated`` "", s
-    (stored) or v (virtual); ``modifier`` is the type's, -1 for none; ``default`` is the expression's text."""
+    """A column as pg_attribute has it. ``number`` is its own as long as the table is there; ``identity`` is "", a
+    (always) or d (by default); ``generated`` "", s (stored) or v (virtual); ``modifier`` is the type's, -1 for none;
+    ``default`` is the expression's text."""
 
+    number: int
     name: str
     type_oid: int
     postgres_type: str
@@ -109,6 +111,7 @@ def _column(column: RelationColumn, known: Types) -> Column:
         not_null=column.not_null or postgres_types.not_null(known, column.type_oid),
         generated=written_by_postgres,
         has_default=default and not written_by_postgres,
+        number=column.number,
     )
 
 
@@ -131,7 +134,7 @@ where n.nspname = %(schema_name)s and c.relname = any(%(names)s::text[]) and c.r
 """
 
 _COLUMNS = """
-select a.attrelid::int8, a.attname, a.atttypid::int8, format_type(a.atttypid, a.atttypmod), a.atttypmod,
+select a.attrelid::int8, a.attnum, a.attname, a.atttypid::int8, format_type(a.atttypid, a.atttypmod), a.atttypmod,
        a.attnotnull, a.attidentity::text, a.attgenerated::text,
        case when a.attgenerated = '' then pg_get_expr(d.adbin, d.adrelid) end,
        coalesce(k.collisdeterministic, true)

@@ -52,8 +52,50 @@ DATABASES = Table(
         comment="where principals have their audiences from: claims, membership queries; those for writing where they "
         "are others",
     ),
+    Column(
+        "ddl_version",
+        BigInteger,
+        nullable=False,
+        server_default=text("1"),
+        comment="the number of the last schema change, as applications are told of it; 1 before the first",
+    ),
 )
 """One row for each schema that is synced as a unit."""
+
+SCHEMA_CHANGES = Table(
+    "schema_changes",
+    METADATA,
+    of_database(),
+    Column("version", BigInteger, nullable=False),
+    Column("position", BigInteger, nullable=False),
+    Column("noticed_ms", BigInteger, nullable=False),
+    Column("role", Text, nullable=False, server_default=text("''"), comment="who ran the DDL; empty where not known"),
+    Column("application", Text, nullable=False, server_default=text("''")),
+    Column("command", Text, nullable=False, server_default=text("''"), comment="the statement, cut; empty: not known"),
+    Column("change", BYTEA, nullable=False, comment="the serialized anabranch.v1.SchemaChange"),
+    Column(
+        "tables",
+        JSONB,
+        nullable=False,
+        comment="by number of each table that was changed, came or went: how it was before, and is after",
+    ),
+    PrimaryKeyConstraint("database_id", "version"),
+    UniqueConstraint("database_id", "position", name="schema_changes_position_key"),
+    comment="each change of synced tables by DDL, at its position of the log",
+)
+"""Schema changes, in their order."""
+
+CAPTURED_SHAPES = Table(
+    "captured_shapes",
+    METADATA,
+    Column("table_id", Integer, ForeignKey("anabranch.synced_tables.id", ondelete="CASCADE"), nullable=False),
+    Column("before_id", BigInteger, nullable=False),
+    Column("shape", JSONB, nullable=False),
+    PrimaryKeyConstraint("table_id", "before_id"),
+    comment="columns of a table that was altered since: those of its captured changes with smaller numbers than "
+    "before_id, and than those of no other row of the table here",
+)
+"""How captured rows are to be read that are older than a schema change."""
 
 SYNCED_TABLES = Table(
     "synced_tables",
@@ -99,6 +141,32 @@ SYNCED_TABLES = Table(
         nullable=False,
         server_default=text("false"),
         comment="whether the expression gives text[], and not text",
+    ),
+    Column(
+        "sql_name",
+        BYTE_ORDERED,
+        comment="the table's name in its schema where it was renamed since; NULL: its name",
+    ),
+    Column(
+        "relation",
+        BigInteger,
+        nullable=False,
+        server_default=text("0"),
+        comment="the oid for which columns' numbers were read; another table of the name is matched by names",
+    ),
+    Column(
+        "former_columns",
+        JSONB,
+        nullable=False,
+        server_default="[]",
+        comment="columns that it had: of queued batches and of older files",
+    ),
+    Column(
+        "changed_position",
+        BigInteger,
+        nullable=False,
+        server_default=text("0"),
+        comment="the position of the schema change that made it what it is; 0: as registered",
     ),
     UniqueConstraint("database_id", "name", name="synced_tables_name_key"),
 )

@@ -89,6 +89,13 @@ CONFLICTS = Table(
     Column("winning_node", BYTE_ORDERED, nullable=False),
     Column("audience_before", ARRAY(Text)),
     Column("audience_after", ARRAY(Text)),
+    Column(
+        "cause",
+        SmallInteger,
+        nullable=False,
+        server_default=text("0"),
+        comment="the number of an anabranch.v1.LossCause",
+    ),
     PrimaryKeyConstraint("database_id", "position", "batch_id", "ordinal"),
     Index("conflicts_row", "table_id", text('"left"(key, 500)'), "position", "batch_id", "ordinal"),
 )
