@@ -26,7 +26,7 @@ from anabranch.v1 import batch_pb2 as anabranch_dot_v1_dot_batch__pb2
 from anabranch.v1 import errors_pb2 as anabranch_dot_v1_dot_errors__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x61nabranch/v1/position.proto\x12\x0c\x61nabranch.v1\x1a\x18\x61nabranch/v1/batch.proto\x1a\x19\x61nabranch/v1/errors.proto\"f\n\x08Position\x12\x14\n\x05\x65poch\x18\x01 \x01(\tR\x05\x65poch\x12.\n\x13server_timestamp_ms\x18\x02 \x01(\x03R\x11serverTimestampMs\x12\x14\n\x05token\x18\x03 \x01(\x0cR\x05token\"\xc5\x02\n\tNodeState\x12&\n\x04node\x18\x01 \x01(\x0b\x32\x12.anabranch.v1.NodeR\x04node\x12;\n\rgreatest_seen\x18\x02 \x01(\x0b\x32\x16.anabranch.v1.PositionR\x0cgreatestSeen\x12\"\n\x0c\x61\x63knowledged\x18\x03 \x01(\x03R\x0c\x61\x63knowledged\x12@\n\rdisagreements\x18\x04 \x03(\x0b\x32\x1a.anabranch.v1.DisagreementR\rdisagreements\x12<\n\x0c\x64\x65\x61\x64_letters\x18\x05 \x01(\x0b\x32\x19.anabranch.v1.DeadLettersR\x0b\x64\x65\x61\x64Letters\x12/\n\x04held\x18\x06 \x01(\x0b\x32\x1b.anabranch.v1.HeldAudiencesR\x04held\"W\n\rHeldAudiences\x12\x16\n\x06\x64igest\x18\x01 \x01(\x0cR\x06\x64igest\x12\x16\n\x06\x63hosen\x18\x02 \x01(\x08R\x06\x63hosen\x12\x16\n\x06\x63hoice\x18\x03 \x03(\tR\x06\x63hoice\"Z\n\x0b\x44\x65\x61\x64Letters\x12\x14\n\x05total\x18\x01 \x01(\x03R\x05total\x12\x35\n\x06\x63ounts\x18\x02 \x03(\x0b\x32\x1d.anabranch.v1.DeadLetterCountR\x06\x63ounts\"k\n\x0f\x44\x65\x61\x64LetterCount\x12,\n\x06reason\x18\x01 \x01(\x0e\x32\x14.anabranch.v1.ReasonR\x06reason\x12\x14\n\x05table\x18\x02 \x01(\tR\x05table\x12\x14\n\x05\x63ount\x18\x03 \x01(\x03R\x05\x63ount\"@\n\x0c\x44isagreement\x12\x14\n\x05table\x18\x01 \x01(\tR\x05table\x12\x1a\n\x08position\x18\x02 \x01(\x03R\x08position\"\xa2\x01\n\x0bServerState\x12\x30\n\x07settled\x18\x01 \x01(\x0b\x32\x16.anabranch.v1.PositionR\x07settled\x12\x14\n\x05\x66loor\x18\x02 \x01(\x03R\x05\x66loor\x12%\n\x0eschema_version\x18\x03 \x01(\x03R\rschemaVersion\x12$\n\x0eserver_time_ms\x18\x04 \x01(\x03R\x0cserverTimeMs\"f\n\x08TableSum\x12\x14\n\x05table\x18\x01 \x01(\tR\x05table\x12\x14\n\x05\x63ount\x18\x02 \x01(\x03R\x05\x63ount\x12\x12\n\x04hash\x18\x03 \x01(\x0cR\x04hash\x12\x1a\n\x08\x61udience\x18\x04 \x01(\tR\x08\x61udienceb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x61nabranch/v1/position.proto\x12\x0c\x61nabranch.v1\x1a\x18\x61nabranch/v1/batch.proto\x1a\x19\x61nabranch/v1/errors.proto\"f\n\x08Position\x12\x14\n\x05\x65poch\x18\x01 \x01(\tR\x05\x65poch\x12.\n\x13server_timestamp_ms\x18\x02 \x01(\x03R\x11serverTimestampMs\x12\x14\n\x05token\x18\x03 \x01(\x0cR\x05token\"\xe6\x02\n\tNodeState\x12&\n\x04node\x18\x01 \x01(\x0b\x32\x12.anabranch.v1.NodeR\x04node\x12;\n\rgreatest_seen\x18\x02 \x01(\x0b\x32\x16.anabranch.v1.PositionR\x0cgreatestSeen\x12\"\n\x0c\x61\x63knowledged\x18\x03 \x01(\x03R\x0c\x61\x63knowledged\x12@\n\rdisagreements\x18\x04 \x03(\x0b\x32\x1a.anabranch.v1.DisagreementR\rdisagreements\x12<\n\x0c\x64\x65\x61\x64_letters\x18\x05 \x01(\x0b\x32\x19.anabranch.v1.DeadLettersR\x0b\x64\x65\x61\x64Letters\x12/\n\x04held\x18\x06 \x01(\x0b\x32\x1b.anabranch.v1.HeldAudiencesR\x04held\x12\x1f\n\x0b\x61pp_version\x18\x07 \x01(\x03R\nappVersion\"W\n\rHeldAudiences\x12\x16\n\x06\x64igest\x18\x01 \x01(\x0cR\x06\x64igest\x12\x16\n\x06\x63hosen\x18\x02 \x01(\x08R\x06\x63hosen\x12\x16\n\x06\x63hoice\x18\x03 \x03(\tR\x06\x63hoice\"Z\n\x0b\x44\x65\x61\x64Letters\x12\x14\n\x05total\x18\x01 \x01(\x03R\x05total\x12\x35\n\x06\x63ounts\x18\x02 \x03(\x0b\x32\x1d.anabranch.v1.DeadLetterCountR\x06\x63ounts\"k\n\x0f\x44\x65\x61\x64LetterCount\x12,\n\x06reason\x18\x01 \x01(\x0e\x32\x14.anabranch.v1.ReasonR\x06reason\x12\x14\n\x05table\x18\x02 \x01(\tR\x05table\x12\x14\n\x05\x63ount\x18\x03 \x01(\x03R\x05\x63ount\"@\n\x0c\x44isagreement\x12\x14\n\x05table\x18\x01 \x01(\tR\x05table\x12\x1a\n\x08position\x18\x02 \x01(\x03R\x08position\"\xa2\x01\n\x0bServerState\x12\x30\n\x07settled\x18\x01 \x01(\x0b\x32\x16.anabranch.v1.PositionR\x07settled\x12\x14\n\x05\x66loor\x18\x02 \x01(\x03R\x05\x66loor\x12%\n\x0eschema_version\x18\x03 \x01(\x03R\rschemaVersion\x12$\n\x0eserver_time_ms\x18\x04 \x01(\x03R\x0cserverTimeMs\"f\n\x08TableSum\x12\x14\n\x05table\x18\x01 \x01(\tR\x05table\x12\x14\n\x05\x63ount\x18\x02 \x01(\x03R\x05\x63ount\x12\x12\n\x04hash\x18\x03 \x01(\x0cR\x04hash\x12\x1a\n\x08\x61udience\x18\x04 \x01(\tR\x08\x61udienceb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,17 +36,17 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_POSITION']._serialized_start=98
   _globals['_POSITION']._serialized_end=200
   _globals['_NODESTATE']._serialized_start=203
-  _globals['_NODESTATE']._serialized_end=528
-  _globals['_HELDAUDIENCES']._serialized_start=530
-  _globals['_HELDAUDIENCES']._serialized_end=617
-  _globals['_DEADLETTERS']._serialized_start=619
-  _globals['_DEADLETTERS']._serialized_end=709
-  _globals['_DEADLETTERCOUNT']._serialized_start=711
-  _globals['_DEADLETTERCOUNT']._serialized_end=818
-  _globals['_DISAGREEMENT']._serialized_start=820
-  _globals['_DISAGREEMENT']._serialized_end=884
-  _globals['_SERVERSTATE']._serialized_start=887
-  _globals['_SERVERSTATE']._serialized_end=1049
-  _globals['_TABLESUM']._serialized_start=1051
-  _globals['_TABLESUM']._serialized_end=1153
+  _globals['_NODESTATE']._serialized_end=561
+  _globals['_HELDAUDIENCES']._serialized_start=563
+  _globals['_HELDAUDIENCES']._serialized_end=650
+  _globals['_DEADLETTERS']._serialized_start=652
+  _globals['_DEADLETTERS']._serialized_end=742
+  _globals['_DEADLETTERCOUNT']._serialized_start=744
+  _globals['_DEADLETTERCOUNT']._serialized_end=851
+  _globals['_DISAGREEMENT']._serialized_start=853
+  _globals['_DISAGREEMENT']._serialized_end=917
+  _globals['_SERVERSTATE']._serialized_start=920
+  _globals['_SERVERSTATE']._serialized_end=1082
+  _globals['_TABLESUM']._serialized_start=1084
+  _globals['_TABLESUM']._serialized_end=1186
 # @@protoc_insertion_point(module_scope)

@@ -62,8 +62,13 @@ class NodeState(_message.Message):
     DISAGREEMENTS_FIELD_NUMBER: _builtins.int
     DEAD_LETTERS_FIELD_NUMBER: _builtins.int
     HELD_FIELD_NUMBER: _builtins.int
+    APP_VERSION_FIELD_NUMBER: _builtins.int
     acknowledged: _builtins.int
     """The cursor that is committed on the device, in milliseconds."""
+    app_version: _builtins.int
+    """The schema version that the node's app was built for, where it is tied to one; 0 for whatever is today's. Looked at in
+    the calls of ChangeService and SnapshotService, for people only.
+    """
     @_builtins.property
     def node(self) -> _batch_pb2.Node:
         """The calling node."""
@@ -99,10 +104,11 @@ class NodeState(_message.Message):
         disagreements: _abc.Iterable[Global___Disagreement] | None = ...,
         dead_letters: Global___DeadLetters | None = ...,
         held: Global___HeldAudiences | None = ...,
+        app_version: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["dead_letters", b"dead_letters", "greatest_seen", b"greatest_seen", "held", b"held", "node", b"node"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledged", b"acknowledged", "dead_letters", b"dead_letters", "disagreements", b"disagreements", "greatest_seen", b"greatest_seen", "held", b"held", "node", b"node"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledged", b"acknowledged", "app_version", b"app_version", "dead_letters", b"dead_letters", "disagreements", b"disagreements", "greatest_seen", b"greatest_seen", "held", b"held", "node", b"node"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
