@@ -191,7 +191,21 @@ def group() -> change_pb2.LoggedGroup:
         ],
         incomplete=True,
         audience_change=change_pb2.AudienceChange(gained=["team:1"], lost=["team:2", "team:3"]),
+        schema_change=schema_change().SerializeToString(),
     )
+
+
+def schema_change() -> snapshot_pb2.SchemaChange:
+    """A table that was renamed, one of whose columns was, and which has got another; one that went, one pulled anew."""
+    columns = [
+        snapshot_pb2.Column(name="id", kind=value_pb2.COLUMN_KIND_STRING, postgres_type="text", not_null=True),
+        snapshot_pb2.Column(name="n", kind=value_pb2.COLUMN_KIND_INT64, postgres_type="bigint", sql_name="m"),
+        snapshot_pb2.Column(name="n~2", kind=value_pb2.COLUMN_KIND_STRING, sql_name="n", initial=text("")),
+    ]
+    todo = snapshot_pb2.Table(
+        name="todo", columns=columns, key_columns=["id"], sql_name="task", changed_position=1764300000123
+    )
+    return snapshot_pb2.SchemaChange(version=2, tables=[todo], dropped=["job"], pulled=["visit"])
 
 
 def rejected() -> verdict_pb2.Verdict:
@@ -258,6 +272,7 @@ def messages() -> Iterator[tuple[str, Message]]:
             counts=[position_pb2.DeadLetterCount(reason=errors_pb2.REASON_CONSTRAINT, table="todo", count=3)],
         ),
         held=position_pb2.HeldAudiences(digest=b"\x02" * 16, chosen=True, choice=["team:1"]),
+        app_version=2,
     )
     yield "node state", state
     server_state = position_pb2.ServerState(
@@ -276,6 +291,7 @@ def messages() -> Iterator[tuple[str, Message]]:
     yield "rejected", rejected()
     yield "merged", merged()
     yield "effect", change_pb2.Effect.FromString(effect())
+    yield "schema change", schema_change()
     yield "group", group()
     yield (
         "page",

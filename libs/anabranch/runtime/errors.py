@@ -39,6 +39,7 @@ CODES: dict[Reason.ValueType, grpc.StatusCode] = {
     errors_pb2.REASON_BEHIND_FLOOR: grpc.StatusCode.OUT_OF_RANGE,
     errors_pb2.REASON_INVALID_POSITION: grpc.StatusCode.OUT_OF_RANGE,
     errors_pb2.REASON_HISTORY_REWOUND: grpc.StatusCode.OUT_OF_RANGE,
+    errors_pb2.REASON_APP_OUTDATED: grpc.StatusCode.FAILED_PRECONDITION,
     errors_pb2.REASON_INVALID_TOKEN: grpc.StatusCode.INVALID_ARGUMENT,
     errors_pb2.REASON_SERVER_FAULT: grpc.StatusCode.INTERNAL,
     errors_pb2.REASON_MESSAGE_TOO_LARGE: grpc.StatusCode.RESOURCE_EXHAUSTED,
