@@ -168,6 +168,12 @@ SYNCED_TABLES = Table(
         server_default=text("0"),
         comment="the position of the schema change that made it what it is; 0: as registered",
     ),
+    Column(
+        "shape",
+        JSONB,
+        comment="anabranch.shape_of the table as its columns were read; NULL: not known, as the release before does "
+        "not write it",
+    ),
     UniqueConstraint("database_id", "name", name="synced_tables_name_key"),
 )
 """The tables that are registered: each registration has its own number."""

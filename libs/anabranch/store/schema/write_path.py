@@ -146,7 +146,12 @@ CAPTURED = Table(
         "since",
     ),
     Column("xid", Xid8, nullable=False),
-    Column("type", SmallInteger, nullable=False, comment="1 insert, 2 update (of the key as well), 3 delete"),
+    Column(
+        "type",
+        SmallInteger,
+        nullable=False,
+        comment="1 insert, 2 update (of the key as well), 3 delete; 4: a marker, the table was altered here",
+    ),
     Column(
         "depth",
         SmallInteger,
@@ -154,10 +159,15 @@ CAPTURED = Table(
         comment="pg_trigger_depth() of the trigger that wrote the row: 1 for a plain statement",
     ),
     Column("old", BYTEA, comment="record_send of the row before, text in UTF-8; NULL for an insert"),
-    Column("new", BYTEA, comment="record_send of the row after, text in UTF-8; NULL for a delete"),
+    Column(
+        "new",
+        BYTEA,
+        comment="record_send of the row after, text in UTF-8; NULL for a delete. Of a marker: JSON in UTF-8",
+    ),
     Column("role", Text),
     Column("application", Text),
     PrimaryKeyConstraint("database_id", "id"),
+    Index("captured_markers", "database_id", "id", postgresql_where=text("type = 4")),
     postgresql_with={
         "autovacuum_vacuum_scale_factor": 0.02,
         "autovacuum_vacuum_threshold": 2000,

@@ -1,0 +1,101 @@
+"""Markers: rows of ``anabranch.captured`` of type 4, which say at which place among the captured changes a table was
+altered, and how it is from there on.
+
+The event triggers write them (migration 0024), inside the transaction that alters; where there are none, ``notice``
+does. DDL keeps all other sessions from the table until its end. So of one table no image stands on the wrong side of a
+marker, and once a marker can be seen, so can all images before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, LiteralString
+
+import psycopg
+
+from anabranch.store.ddl.shapes import Shape
+
+Connection = psycopg.Connection[Any]
+
+TYPE = 4
+"""``captured.type`` of a marker."""
+
+ANY_WAITING: LiteralString = """
+(select true from anabranch.captured marker where marker.database_id = {database} and marker.type = 4 limit 1)
+is not null
+"""
+"""SQL: whether a marker waits for the database that ``{database}`` names (``.format``). Answered by an index of markers
+alone, which is nearly always empty."""
+
+_WAITING: LiteralString = """
+select id, xid::text::int8, table_id, database_id, coalesce(role, ''), coalesce(application, ''),
+       convert_from(new, 'UTF8')::jsonb
+from anabranch.captured where database_id = %s and type = 4 order by id
+"""
+_ANY: LiteralString = f"select {ANY_WAITING.format(database='%s')}"
+_DELETE: LiteralString = "delete from anabranch.captured where database_id = %s and type = 4 and id = any(%s)"
+
+
+@dataclass(frozen=True, slots=True)
+class Marker:
+    """A change of one table by DDL. ``shape``: as the table is from here on, None where it is gone, or was moved out of
+    the database's schema (``dropped``). ``relation`` is the table's oid, ``sql_name`` its name from here on.
+    ``created``: the table is new, and ``table_id`` the number that it is to be registered by, 0 where the triggers
+    could not be made. ``rewritten``: Postgres wrote all of its rows anew, so that columns may have other values.
+    ``ambiguous``: no event trigger saw it, and the images that wait do not show which of them are older; "" where they
+    do, else why not. ``command`` is the text that its session ran, cut; ``tag`` names the command."""
+
+    id: int
+    xid: int
+    table_id: int
+    database_id: int
+    shape: Shape | None
+    sql_name: str
+    relation: int
+    command: str
+    tag: str
+    role: str
+    application: str
+    rewritten: bool = False
+    dropped: bool = False
+    created: bool = False
+    ambiguous: str = ""
+
+
+def waiting(conn: Connection, database_id: int) -> list[Marker]:
+    """The markers that wait, in their order. Raises psycopg.Error."""
+    return [_marker(*row) for row in conn.execute(_WAITING, (database_id,)).fetchall()]
+
+
+def is_any_waiting(conn: Connection, database_id: int) -> bool:
+    """Whether a marker waits. Raises psycopg.Error."""
+    return conn.execute(_ANY, (database_id,)).fetchone() == (True,)
+
+
+def delete(conn: Connection, database_id: int, markers: Iterable[Marker]) -> None:
+    """Delete markers. Raises psycopg.Error."""
+    conn.execute(_DELETE, (database_id, [marker.id for marker in markers]))
+
+
+def _marker(
+    number: int, xid: int, table_id: int, database_id: int, role: str, application: str, told: dict[str, Any]
+) -> Marker:
+    shape = told.get("shape")
+    return Marker(
+        id=number,
+        xid=xid,
+        table_id=table_id,
+        database_id=database_id,
+        shape=None if shape is None else Shape.from_json(shape),
+        sql_name=told.get("sql_name", ""),
+        relation=told.get("relation", 0),
+        command=told.get("command", ""),
+        tag=told.get("tag", ""),
+        role=role,
+        application=application,
+        rewritten=told.get("rewritten", False),
+        dropped=told.get("dropped", False),
+        created=told.get("created", False),
+        ambiguous=told.get("ambiguous", ""),
+    )

@@ -1,0 +1,116 @@
+"""The shape of a table: its columns at one moment, as far as rows, their images and their values depend on them.
+
+``anabranch.shape_of`` (migration 0024) makes a shape as JSON; it is kept with a registration, in markers, and of older
+images in ``anabranch.captured_shapes``. Of the type of each column it has, beside its name, all that can change while
+the type keeps its number: the labels of an enumeration, the attributes of a composite type, a domain's base.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+_TEXT = 25
+
+
+@dataclass(frozen=True, slots=True)
+class ShapeColumn:
+    """A column. ``number`` is its attnum; ``type`` is what ``format_type`` prints, ``type_oid`` and ``modifier`` say
+    the same in numbers. ``generated`` and ``identity`` are pg_attribute's letters. ``default`` is a hash of the text of
+    its default, or of the expression that generates it; "" without one. ``missing``: the text of the constant that rows
+    have which were there before it, None where that is NULL, or is not known. ``textual``: its type has no binary form,
+    so that images hold it as text. ``deep``: what its type is made of, None for a type that can't change."""
+
+    number: int
+    name: str
+    type: str
+    type_oid: int
+    modifier: int = -1
+    not_null: bool = False
+    generated: str = ""
+    identity: str = ""
+    default: str = ""
+    missing: str | None = None
+    textual: bool = False
+    deep: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The columns of a table in the order of their numbers, and the numbers of its key's columns in the key's order."""
+
+    columns: tuple[ShapeColumn, ...]
+    key: tuple[int, ...]
+
+    @cached_property
+    def by_number(self) -> Mapping[int, ShapeColumn]:
+        """The columns by their numbers."""
+        return {column.number: column for column in self.columns}
+
+    @cached_property
+    def by_name(self) -> Mapping[str, ShapeColumn]:
+        """The columns by their names in SQL."""
+        return {column.name: column for column in self.columns}
+
+    @classmethod
+    def from_json(cls, kept: Mapping[str, Any]) -> Shape:
+        """A shape as ``anabranch.shape_of`` makes it."""
+        missing: Mapping[str, str] = kept.get("missing") or {}
+        return cls(tuple(_columns(kept["columns"], missing)), tuple(kept["key"]))
+
+
+def _columns(kept: list[Mapping[str, Any]], missing: Mapping[str, str]) -> Iterator[ShapeColumn]:
+    for c in kept:
+        yield ShapeColumn(
+            number=c["n"],
+            name=c["name"],
+            type=c["type"],
+            type_oid=c["oid"],
+            modifier=c.get("mod", -1),
+            not_null=c.get("nn", False),
+            generated=c.get("gen", ""),
+            identity=c.get("id", ""),
+            default=c.get("def", ""),
+            missing=missing.get(str(c["n"])),
+            textual=c.get("textual", False),
+            deep=c.get("deep"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ImageColumn:
+    """A column of row images. ``oid`` stands before its values there: that of its type, or of text where the type has
+    no binary form. ``read_as``: a type, as SQL names it, that reads those bytes whatever became of the column's own
+    type since; "" where no other type can: its values can be read only while ``deep`` is as it was, and the type is
+    there."""
+
+    number: int
+    name: str
+    type: str
+    oid: int
+    read_as: str
+    deep: Mapping[str, Any] | None
+
+
+def columns_of(shape: Shape) -> tuple[ImageColumn, ...]:
+    """The columns of the images of rows of that shape, as ``record_send`` makes them: the live ones in the order of
+    their numbers."""
+    return tuple(
+        ImageColumn(c.number, c.name, c.type, _TEXT if c.textual else c.type_oid, _read_as(c), c.deep)
+        for c in shape.columns
+    )
+
+
+def _read_as(column: ShapeColumn) -> str:
+    if column.textual or column.deep is None:
+        return "text" if column.textual else column.type
+    deep = column.deep
+    while "domain" in deep and deep["of"] is not None:
+        deep = deep["of"]
+    if "enum" in deep:
+        # An enumeration is sent as its label.
+        return "text"
+    # A domain over a type that can't change.
+    return str(deep.get("domain", ""))
