@@ -1,4 +1,4 @@
-"""What DDL has made of a table: from how it is registered, by the markers that wait, to how it is now. No I/O.
+"""The difference that DDL has made to a table, from its registration to now, by the markers that wait. No I/O.
 
 Columns are matched by their numbers, which Postgres gives once for as long as a table is there; by their names where
 the table's oid is another one, as after a dump was restored.
