@@ -51,13 +51,14 @@ where d.name = %s and s.row_count <> 0
 
 
 def expression_of(world: World, table: str) -> str | None:
-    """The audience expression of a table; None where everybody sees its rows."""
+    """The audience expression of a table, by its identity, with the names that its columns had at registration; None
+    where everybody sees its rows."""
     specs: dict[str, TableSpec] = {spec.name: spec for spec in world.scenario.tables}
     return specs[table].audience if table in specs else None
 
 
 def restricted_tables(world: World) -> dict[str, Table]:
-    """The synced tables that have an audience expression."""
+    """The synced tables that have an audience expression, by identity."""
     return {name: table for name, table in world.database.tables.items() if expression_of(world, name) is not None}
 
 
@@ -91,7 +92,7 @@ def visible_cells(world: World, node: Node, table: Table) -> Sequence[Sequence[A
     expression = expression_of(world, table.name)
     if expression is None:
         return server_cells(world, table)
-    statement = f"{_selected(world, table)} cross join lateral (select to_jsonb(coalesce({expression}))) a(value)"
+    statement = f"{_selected(world, table)} {_audience(table, expression)}"
     statement += f" where exists (select from ({_OF_ROW}) o(audience) where {_REMEMBERED} ? o.audience)"
     audiences = sorted(read_set(world, node))
     with world.conn.transaction():
@@ -105,7 +106,7 @@ def audience_sums(world: World, table: Table) -> dict[str, Sum]:
     expression = expression_of(world, table.name)
     if expression is None:
         return {}
-    source = f"{_relation(world, table)} cross join lateral (select to_jsonb(coalesce({expression}))) a(value)"
+    source = f"{_relation(world, table)} {_audience(table, expression)}"
     with world.conn.transaction():
         _search(world)
         found = world.conn.execute(
@@ -152,7 +153,14 @@ def _search(world: World) -> None:
 
 
 def _relation(world: World, table: Table) -> str:
-    return f"{world.name}.{quote(table.name)} t"
+    return f"{world.relation(table.sql_name)} t"
+
+
+def _audience(table: Table, expression: str) -> str:
+    """A join that adds the value of an expression, which has the names that the columns were registered by."""
+    columns = ", ".join(f"t.{quote(column.sql_name)} as {quote(column.name)}" for column in table.columns)
+    row = f"(select {columns}) {quote(table.name)}"
+    return f"cross join lateral (select to_jsonb(coalesce({expression})) from {row}) a(value)"
 
 
 def _columns(table: Table) -> str:

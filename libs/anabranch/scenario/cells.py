@@ -9,6 +9,7 @@ from contextlib import suppress
 from decimal import Decimal
 from typing import Any
 
+from anabranch.scenario.naming import column_named
 from anabranch.scenario.values import Json, Timestamp
 from anabranch.store.cells.cells_of_texts import cells_of_texts
 from anabranch.store.session.availability import is_unavailable
@@ -130,15 +131,16 @@ def named_key(conn: Session, table: Table, key: Any) -> str:
     Raises:
         ValueError: it does not name the key's columns.
     """
-    names = table.key_columns
+    columns = [table.by_name[name] for name in table.key_columns]
+    names = [column.sql_name for column in columns]
     given = key if isinstance(key, Mapping) else {names[0]: key}
     if set(given) != set(names):
         raise ValueError(f"a key of {table.name} has exactly the columns {', '.join(names)}")
-    return key_text(cast(conn, [table.by_name[n] for n in names], [given[n] for n in names]))
+    return key_text(cast(conn, columns, [given[n] for n in names]))
 
 
 def key_to_write(conn: Session, table: Table | None, key: Any) -> Any:
     """A key as an app would pass it."""
     if isinstance(key, Mapping):
-        return {n: to_write(conn, None if table is None else table.by_name.get(n), v) for n, v in key.items()}
+        return {n: to_write(conn, column_named(table, n), v) for n, v in key.items()}
     return to_write(conn, None if table is None else table.by_name[table.key_columns[0]], key)

@@ -29,7 +29,8 @@ class Device:
         self._token: str = options["token"]
         self.network = Network(self._verdicts.append)
         remote = remote_of(options["addresses"], lambda: self._token, [self.network])
-        chosen: dict[str, Any] = {name: options[name] for name in ("tables", "audiences") if name in options}
+        chosen = ("tables", "audiences", "schema_version")
+        own: dict[str, Any] = {name: options[name] for name in chosen if name in options}
         now_ms = Clock(file=Path(options["clock_file"])).now_ms
         self._db = SyncedDb(
             options["file"],
@@ -38,7 +39,7 @@ class Device:
             node_name=options["name"],
             now_ms=now_ms,
             reached=faults.reach,
-            **chosen,
+            **own,
         )
 
     def renew(self, token: str) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
+
+from psycopg import DataError
 
 from anabranch.scenario.audiences import (
     Sum,
@@ -18,14 +21,16 @@ from anabranch.scenario.cells import accepted, cast, encoded, named_key
 from anabranch.scenario.conflicts import Lost, conflicts
 from anabranch.scenario.lake import compact, lake_differences, published_positions
 from anabranch.scenario.model import ConflictSpec, DeadSpec, Expectations, LogSpec
+from anabranch.scenario.naming import by_sql_name, every_column
 from anabranch.scenario.node import Node
-from anabranch.scenario.rows import check_node, check_same, check_server, match, tables_of
+from anabranch.scenario.rows import check_node, check_same, check_server, match
 from anabranch.scenario.syncing import drained
+from anabranch.scenario.tables_seen import tables_of
 from anabranch.scenario.verdicts import verdicts_of
 from anabranch.scenario.world import FellShortError, NotYetError, World
 from anabranch.store.catalog.sums import scan_sum, sum_to_bytes
 from anabranch.v1 import errors_pb2, verdict_pb2
-from anabranch.values import Table, key_text
+from anabranch.values import Column, Table, key_text
 from anabranch.values.sqlite import loader
 from anabranch.wire.enum_names import enum_name
 
@@ -101,12 +106,12 @@ def _dead(world: World, wanted: Mapping[str, Sequence[DeadSpec]]) -> Iterator[st
             yield f"{name}: {len(letters)} dead letters, not {len(specs)}: {told}"
             continue
         for number, (spec, letter) in enumerate(zip(specs, letters, strict=True), 1):
-            for text in _letter(world, spec, letter):
+            for text in _letter(world, world.nodes[name], spec, letter):
                 yield f"{name}: letter {number}: {text}"
 
 
-def _letter(world: World, spec: DeadSpec, letter: Mapping[str, Any]) -> Iterator[str]:
-    table = world.table(letter["table"])
+def _letter(world: World, node: Node, spec: DeadSpec, letter: Mapping[str, Any]) -> Iterator[str]:
+    table = world.table(letter["table"], node)
     for field in sorted(spec.model_fields_set):
         wanted, found = world.ids.resolve(getattr(spec, field)), letter[field]
         if field == "key":
@@ -128,12 +133,13 @@ def _letter_row(world: World, table: Table | None, wanted: Any, found: Any) -> I
         if wanted is not found:
             yield f"its server row is {found}, not {wanted}"
         return
-    columns = [table.by_name[name] for name in wanted]
+    named = by_sql_name(table)
+    columns = [named[name] for name in wanted]
     for column, forms in zip(columns, accepted(world.conn, columns, list(wanted.values())), strict=True):
         load = loader(column)
-        stored = found.get(column.name)
+        stored = found.get(column.sql_name)
         if encoded(column, stored if load is None else load(stored)) not in forms:
-            yield f"its server row has {column.name} {stored!r}, not {wanted[column.name]!r}"
+            yield f"its server row has {column.sql_name} {stored!r}, not {wanted[column.sql_name]!r}"
 
 
 def _conflicts(world: World, wanted: Sequence[ConflictSpec]) -> Iterator[str]:
@@ -144,24 +150,36 @@ def _conflicts(world: World, wanted: Sequence[ConflictSpec]) -> Iterator[str]:
 
 
 def _lost(one: Lost) -> dict[str, Any]:
-    loser = encoded(one.table.by_name[one.column], one.value) if one.column else b""
-    return {"table": one.table.name, "key": one.key, "column": one.column, "loser": loser}
+    loser = b"" if one.column is None else encoded(one.column, one.value)
+    return {
+        "table": one.table.sql_name,
+        "key": one.key,
+        "column": "" if one.column is None else one.column.sql_name,
+        "loser": loser,
+        "cause": one.cause,
+    }
 
 
 def _lost_spec(world: World, spec: ConflictSpec) -> dict[str, set[Any]]:
     out: dict[str, set[Any]] = {
-        name: {getattr(spec, name)} for name in ("table", "column") if name in spec.model_fields_set
+        name: {getattr(spec, name)} for name in ("table", "column", "cause") if name in spec.model_fields_set
     }
-    tables = [table for table in world.database.tables.values() if spec.table in (None, table.name)]
+    tables = [table for table in world.naming.last().values() if spec.table in (None, table.sql_name)]
     if "key" in spec.model_fields_set:
         out["key"] = {named_key(world.conn, table, world.ids.resolve(spec.key)) for table in tables}
     if "loser" in spec.model_fields_set:
         value = world.ids.resolve(spec.loser)
-        columns = [c for table in tables for c in table.columns if spec.column in (None, c.name)]
-        out["loser"] = {encoded(column, cast(world.conn, [column], [value])[0]) for column in columns}
+        columns = [c for table in tables for c in every_column(table).values() if spec.column in (None, c.sql_name)]
+        out["loser"] = {form for column in columns for form in _forms(world, column, value)}
         if spec.column == "":
             out["loser"] = {b""}
     return out
+
+
+def _forms(world: World, column: Column, value: Any) -> Iterator[bytes]:
+    """The encoding of a value in a column; none where the column can't have it: another of the name may."""
+    with suppress(DataError):
+        yield encoded(column, cast(world.conn, [column], [value])[0])
 
 
 def _status_name(verdict: verdict_pb2.Verdict | None) -> str:
@@ -217,8 +235,10 @@ def _sums(world: World, wanted: str) -> Iterator[str]:
         what = f"the server's kept sum of {name}"
         yield from sum_differences(what, kept_by_audience.get(name, {}), by_audience.get(name, {}))
     for name, node in world.nodes.items():
-        has = {table.name: table for table in tables_of(world, node)}
-        sums = {table: tuple(s) for table, s in world.attempt(node, "sums", again=True).items()}
+        seen = {one.here.sql_name: one.now for one in tables_of(world, node)}
+        has = {table.name: table for table in seen.values()}
+        kept = world.attempt(node, "sums", again=True)
+        sums = {seen[table].name if table in seen else table: tuple(s) for table, s in kept.items()}
         visible = {table: visible_sum(world, node, has[table]) for table in has if table in by_audience}
         yield from _differences(f"{name}'s sum", sums, {table: visible.get(table, scanned[table]) for table in has})
         if visible:

@@ -1,4 +1,5 @@
-"""The lake of a scenario: one run of the compactor, and a comparison of its rows with the server's."""
+"""The lake of a scenario: one run of the compactor, one sweep of the janitor, and a comparison of the lake's rows with
+the server's."""
 
 from __future__ import annotations
 
@@ -6,6 +7,8 @@ import subprocess
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
+
+import grpc
 
 from anabranch.columnar.lake import LakeError
 from anabranch.columnar.row_states import Row
@@ -15,9 +18,12 @@ from anabranch.scenario.rows import differences
 from anabranch.scenario.world import FellShortError, World
 from anabranch.store.lake import compactions
 from anabranch.store.lake.source import open_lake
+from anabranch.v1 import retention_pb2, retention_pb2_grpc
 from anabranch.values import Table
 
 _RUN_S = 300.0
+_SWEEP_S = 60.0
+_AGAIN_S = 0.05
 _SHOWN = 1_500
 
 
@@ -34,6 +40,28 @@ def compact(world: World) -> None:
     world.lend(time.monotonic() - began)
     if done.returncode:
         raise FellShortError(f"the compactor ended with {done.returncode}: {done.stderr[-_SHOWN:]}")
+
+
+def sweep(world: World) -> None:
+    """Have the janitor sweep the scenario's database to the end. Raises FellShortError where it fails."""
+    stack = world.ground.stack
+    request = retention_pb2.RunSweepRequest(db_name=world.name)
+    metadata = (("authorization", f"Bearer {stack.key}"),)
+    until = time.monotonic() + _SWEEP_S
+    with grpc.insecure_channel(stack.addresses["retention-janitor"]) as channel:
+        janitor = retention_pb2_grpc.RetentionJanitorServiceStub(channel)
+        while time.monotonic() < until:
+            try:
+                response = janitor.RunSweep(request, metadata=metadata, timeout=_SWEEP_S, wait_for_ready=True)
+            except grpc.RpcError as error:
+                # The janitor is in a sweep that it began by itself, or was killed during one.
+                if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                    raise FellShortError(f"the sweep failed: {error.details()}") from None
+                time.sleep(_AGAIN_S)
+                continue
+            if not response.unfinished:
+                return
+    raise FellShortError(f"the sweep was not done after {_SWEEP_S:g} s")
 
 
 def published_positions(world: World) -> set[int]:

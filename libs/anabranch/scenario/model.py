@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, model_validator
 
-from anabranch.scenario.setting import AudiencesSpec, Claims, Name, Nodes, NodeSpec, Strict, TableSpec
+from anabranch.scenario.setting import AudiencesSpec, Claims, Name, Nodes, NodeSpec, Strict, TableSpec, Version
 
 Row: TypeAlias = dict[str, Any]
 Rows: TypeAlias = list[Row]
@@ -170,6 +170,13 @@ class Login(Strict):
     claims: Claims | None = None
 
 
+class App(Strict):
+    """The app on a device file is another build: made for that schema version, or, without one, for any."""
+
+    node: Name
+    schema_: Version | None = Field(default=None, alias="schema")
+
+
 class Dead(Strict):
     """A dead letter, by number, replayed or discarded."""
 
@@ -220,6 +227,7 @@ class ConflictSpec(Strict):
     key: Any = None
     column: str | None = None
     loser: Any = None
+    cause: Literal["", "COLUMN_DROPPED"] | None = None
 
 
 class LogSpec(Strict):
@@ -275,6 +283,7 @@ class Step(Strict):
     pull_cut: PullCut | None = None
     claims: ClaimsStep | None = None
     login: Login | None = None
+    app: App | None = None
     compact: None = None
     janitor: None = None
     dead: Dead | None = None

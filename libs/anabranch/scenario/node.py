@@ -44,6 +44,12 @@ class RaisedError(AnabranchError):
         """Whether the call was refused because the file belongs to another principal."""
         return self.reason == "WRONG_PRINCIPAL"
 
+    @property
+    def is_of_one_node(self) -> bool:
+        """Whether the server refuses this node as it is, so that others go on: its file is another principal's, or its
+        app is too old."""
+        return self.is_of_another_principal or self.reason == "APP_OUTDATED"
+
 
 class NodeDiedError(AnabranchError):
     """A node's process is gone."""
@@ -125,7 +131,8 @@ class Network:
 
 @dataclass
 class Node:
-    """A node. ``options`` is all that its process needs to know; ``started``: it has its tables."""
+    """A node. ``options`` is all that its process needs to know; ``started``: it has its tables; ``version``: the
+    schema version that it has read (None: it has read nothing)."""
 
     name: str
     nursery: Nursery
@@ -133,6 +140,7 @@ class Node:
     network: Network
     offset_ms: int = 0
     started: bool = False
+    version: int | None = None
     made: list[Made] = field(default_factory=list)
     deaths: int = 0
     _pid: int | None = None
@@ -144,6 +152,12 @@ class Node:
     def file(self) -> Path:
         """Its SQLite file."""
         return Path(self.options["file"])
+
+    @property
+    def pinned(self) -> int | None:
+        """The schema version that its app was built for; None where any will do."""
+        version: int | None = self.options.get("schema_version")
+        return version
 
     @property
     def fault_file(self) -> Path:

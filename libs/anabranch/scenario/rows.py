@@ -7,12 +7,13 @@ import sqlite3
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from anabranch.scenario.audiences import visible_cells
 from anabranch.scenario.cells import accepted, encoded, to_text
+from anabranch.scenario.naming import by_sql_name
 from anabranch.scenario.node import Node
+from anabranch.scenario.tables_seen import shape_differences, tables_of
 from anabranch.scenario.world import FellShortError, World
 from anabranch.store.cells.binary_cells import quote
-from anabranch.values import Kind, Table
+from anabranch.values import Column, Kind, Table
 from anabranch.values.canonical import RowEncoder
 from anabranch.values.sqlite import RowCodec
 
@@ -54,7 +55,7 @@ def match(wanted: Wanted, found: Found, names: Sequence[str]) -> list[str]:
 
 def check_server(world: World, table: str, rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Compare the server's rows, by Postgres's own text of each value."""
-    relation = f"{world.name}.{quote(table)}"
+    relation = world.relation(table)
     types: dict[str, str] = dict(world.conn.execute(_TYPES, (relation,)).fetchall())
     if not types:
         return [f"the server has no table {table}"]
@@ -82,69 +83,68 @@ def _stored_texts(world: World, types: Mapping[str, str], row: Mapping[str, Any]
 
 def device_cells(node: Node, table: Table) -> list[tuple[Any, ...]]:
     """The rows that a node shows, as cells. Raises FellShortError where it does not have the table and its columns."""
-    columns = ", ".join(quote(c) for c in table.column_names)
+    columns = ", ".join(quote(c.sql_name) for c in table.columns)
     try:
         with node.reader() as conn:
-            stored = conn.execute(f"SELECT {columns} FROM {quote(table.name)}").fetchall()
+            stored = conn.execute(f"SELECT {columns} FROM {quote(table.sql_name)}").fetchall()
     except sqlite3.OperationalError as error:
-        raise FellShortError(f"{node.name} can't show {table.name}: {error}") from None
+        raise FellShortError(f"{node.name} can't show {table.sql_name}: {error}") from None
     load = RowCodec(table).load
     return [load(row) for row in stored]
 
 
 def check_node(world: World, node: Node, name: str, rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Compare the rows that a node shows, by their canonical encoding."""
-    table = world.table(name)
+    table = world.table(name, node)
     if table is None:
         return [f"there is no synced table {name}"]
-    unknown = [c for row in rows for c in row if c not in table.by_name]
+    named = by_sql_name(table)
+    unknown = [c for row in rows for c in row if c not in named]
     if unknown:
         return [f"{name} has no column {unknown[0]}"]
     wanted = []
     for row in world.ids.resolve(list(rows)):
-        columns = [table.by_name[c] for c in row]
+        columns = [named[c] for c in row]
         forms = accepted(world.conn, columns, list(row.values())) if columns else []
         wanted.append(dict(zip(row, forms, strict=True)))
-    shown = list(dict.fromkeys(c for row in rows for c in row)) or list(table.column_names)
-    cells = [dict(zip(table.column_names, row, strict=True)) for row in device_cells(node, table)]
-    found = [_Encoded(table, shown, row) for row in cells]
+    shown = list(dict.fromkeys(c for row in rows for c in row)) or list(named)
+    cells = [dict(zip(named, row, strict=True)) for row in device_cells(node, table)]
+    found = [_Encoded(named, shown, row) for row in cells]
     return match(wanted, found, [str(row) for row in rows])
 
 
 class _Encoded(dict[str, bytes]):
     """A row's encodings by column; messages show its cells."""
 
-    def __init__(self, table: Table, shown: Sequence[str], row: Mapping[str, Any]) -> None:
-        super().__init__({c: encoded(table.by_name[c], row[c]) for c in shown})
+    def __init__(self, columns: Mapping[str, Column], shown: Sequence[str], row: Mapping[str, Any]) -> None:
+        super().__init__({c: encoded(columns[c], row[c]) for c in shown})
         self.cells = {c: row[c] for c in shown}
 
 
 def check_same(world: World, node: Node) -> list[str]:
     """Compare every table, row and column of a node with what the server has and the node may see, by the canonical
     encoding."""
+    wrong = shape_differences(world, node)
+    if wrong:
+        return wrong
     return [
         text
-        for table in tables_of(world, node)
-        for text in differences(table, device_cells(node, table), visible_cells(world, node, table))
+        for seen in tables_of(world, node)
+        for text in differences(seen.here, device_cells(node, seen.here), seen.wanted(world, node))
     ]
-
-
-def tables_of(world: World, node: Node) -> list[Table]:
-    """The synced tables that a node has."""
-    chosen = world.people.spec(node.name).tables
-    return [table for name, table in world.database.tables.items() if chosen is None or name in chosen]
 
 
 def differences(table: Table, here: Sequence[Sequence[Any]], there: Sequence[Sequence[Any]]) -> list[str]:
     """Differences between rows of a table ``here`` and on the server, by the canonical encoding, in words."""
     mine, theirs = _by_key(table, here), _by_key(table, there)
-    out = [] if len(mine) == len(here) else [f"{table.name}: a key is there twice"]
+    name = table.sql_name
+    out = [] if len(mine) == len(here) else [f"{name}: a key is there twice"]
     keys = [key for key in sorted(mine.keys() | theirs.keys()) if mine.get(key, _NONE)[0] != theirs.get(key, _NONE)[0]]
     for key in keys[:_MOST_SHOWN]:
         shown, stored = (_row_text(rows.get(key, _NONE)[1]) for rows in (mine, theirs))
-        out.append(f"{table.name} {key}: {shown} there, {stored} on the server")
+        out.append(f"{name} {key}: {shown} there, {stored} on the server")
     if len(keys) > _MOST_SHOWN:
-        out.append(f"and {len(keys) - _MOST_SHOWN} more rows of {table.name}")
+        out.append(f"and {len(keys) - _MOST_SHOWN} more rows of {name}")
     return out
 
 

@@ -141,7 +141,7 @@ def _expect(world: World, expect: Expectations) -> None:
         try:
             syncing.sync_all(world)
         except RaisedError as error:
-            if not error.is_of_another_principal:
+            if not error.is_of_one_node:
                 raise
     expectations.check(world, expect)
 

@@ -8,6 +8,8 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, JsonValue, Tag
 
 Name: TypeAlias = Annotated[str, Field(min_length=1)]
 Claims: TypeAlias = dict[Name, JsonValue]
+Version: TypeAlias = Annotated[int, Field(ge=1)]
+"""A schema version of a database."""
 
 
 class Strict(BaseModel):
@@ -59,13 +61,14 @@ class AudiencesSpec(SetSpec):
 
 
 class NodeSpec(Strict):
-    """A node: whose it is (a principal called like the node unless it is said), what its token claims, and which
-    tables and audiences it has chosen (None: all)."""
+    """A node: whose it is (a principal called like the node unless it is said), what its token claims, which tables and
+    audiences it has chosen (None: all), and the schema version that its app was built for (None: whatever is there)."""
 
     principal: Name | None = None
     claims: Claims = {}
     tables: list[Name] | None = None
     audiences: list[Name] | None = None
+    schema_: Version | None = Field(default=None, alias="schema")
 
 
 def _form_of_nodes(given: Any) -> str | None:

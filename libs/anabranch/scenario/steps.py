@@ -8,15 +8,15 @@ from typing import Any
 
 from anabranch.scenario import expectations, model, syncing
 from anabranch.scenario.cells import key_to_write, to_write
-from anabranch.scenario.lake import compact
+from anabranch.scenario.lake import compact, sweep
 from anabranch.scenario.model import NODE_PREFIX, SERVER, Step
+from anabranch.scenario.naming import by_sql_name, column_named
 from anabranch.scenario.node import Node, RaisedError
-from anabranch.scenario.retention import sweep
 from anabranch.scenario.verdicts import remember
 from anabranch.scenario.world import FellShortError, NotYetError, World
 
-_LEAVES = ("sync", "flush", "read", "login", "crash", "copy", "rewind")
-"""Steps that a file of another principal refuses, without the story ending there."""
+_LEAVES = ("sync", "flush", "read", "login", "app", "crash", "copy", "rewind")
+"""Steps that are refused to a node with another principal's file, or an old app, without the story ending there."""
 
 
 def take(world: World, step: Step) -> None:
@@ -30,7 +30,7 @@ def take(world: World, step: Step) -> None:
     try:
         _FUNCTIONS[step.name](world, step.given)
     except RaisedError as error:
-        if step.name not in _LEAVES or not error.is_of_another_principal:
+        if step.name not in _LEAVES or not error.is_of_one_node:
             raise
 
 
@@ -39,18 +39,17 @@ def take(world: World, step: Step) -> None:
 Mutation = dict[str, Any]
 
 
-def _rows(world: World, kind: str, given: model.TableRows) -> Mutation:
-    table = world.table(given.table)
-    columns = {} if table is None else table.by_name
+def _rows(world: World, node: str, kind: str, given: model.TableRows) -> Mutation:
+    table = world.table(given.table, world.nodes[node])
     rows = [
-        {name: to_write(world.conn, columns.get(name), value) for name, value in row.items()}
+        {name: to_write(world.conn, column_named(table, name), value) for name, value in row.items()}
         for row in world.ids.resolve(given.rows)
     ]
     return {"kind": kind, "table": given.table, "rows": rows}
 
 
-def _keys(world: World, given: model.TableKeys) -> Mutation:
-    table = world.table(given.table)
+def _keys(world: World, node: str, given: model.TableKeys) -> Mutation:
+    table = world.table(given.table, world.nodes[node])
     keys = [key_to_write(world.conn, table, key) for key in world.ids.resolve(given.keys)]
     return {"kind": "delete", "table": given.table, "rows": keys}
 
@@ -64,25 +63,25 @@ def _write(world: World, name: str, mutations: Sequence[Mutation], batch: bool) 
 
 
 def _insert(world: World, given: model.Insert) -> None:
-    _write(world, given.node, [_rows(world, "insert", given)], batch=False)
+    _write(world, given.node, [_rows(world, given.node, "insert", given)], batch=False)
 
 
 def _update(world: World, given: model.Update) -> None:
-    _write(world, given.node, [_rows(world, "update", given)], batch=False)
+    _write(world, given.node, [_rows(world, given.node, "update", given)], batch=False)
 
 
 def _delete(world: World, given: model.Delete) -> None:
-    _write(world, given.node, [_keys(world, given)], batch=False)
+    _write(world, given.node, [_keys(world, given.node, given)], batch=False)
 
 
 def _batch(world: World, given: model.BatchStep) -> None:
     mutations = []
     for mutation in given.mutations:
         if mutation.delete is not None:
-            mutations.append(_keys(world, mutation.delete))
+            mutations.append(_keys(world, given.node, mutation.delete))
         for kind, rows in (("insert", mutation.insert), ("update", mutation.update)):
             if rows is not None:
-                mutations.append(_rows(world, kind, rows))
+                mutations.append(_rows(world, given.node, kind, rows))
     _write(world, given.node, mutations, batch=True)
 
 
@@ -201,7 +200,7 @@ def _copy(world: World, given: model.Copy) -> None:
     source = world.nodes[given.node]
     world.people.copy(given.node, given.as_)
     copied = world.add_node(given.as_)
-    copied.offset_ms = source.offset_ms
+    copied.offset_ms, copied.version = source.offset_ms, source.version
     copied.set_clock(world.common_ms)
     source.copy_file(copied.file)
     copied.forget_batches()
@@ -216,7 +215,7 @@ def _save(world: World, given: model.Save) -> None:
     node = world.nodes[given.what]
     kept = world.folder / f"kept-{len(world.kept)}.db"
     node.copy_file(kept)
-    world.kept[given.what, given.as_] = kept
+    world.kept[given.what, given.as_] = (kept, node.version)
 
 
 def _rewind(world: World, given: model.Rewind) -> None:
@@ -228,7 +227,8 @@ def _rewind(world: World, given: model.Rewind) -> None:
         return
     node = world.nodes[given.what]
     node.close()
-    node.put_back(world.kept[given.what, given.to])
+    kept, node.version = world.kept[given.what, given.to]
+    node.put_back(kept)
     world.start(node)
 
 
@@ -243,6 +243,15 @@ def _login(world: World, given: model.Login) -> None:
     node.close()
     world.people.log_in(given.node, given.principal, given.claims)
     world.renew_token(node)
+    world.start(node)
+
+
+def _app(world: World, given: model.App) -> None:
+    node = world.nodes[given.node]
+    node.close()
+    node.options.pop("schema_version", None)
+    if given.schema_ is not None:
+        node.options["schema_version"] = given.schema_
     world.start(node)
 
 
@@ -280,17 +289,17 @@ def _dead(world: World, given: model.Dead) -> None:
         world.attempt(node, "discard", letter_id=letter["id"])
         return
     try:
-        world.attempt(node, "replay", letter_id=letter["id"], changes=_changes(world, letter, given.set or {}))
+        world.attempt(node, "replay", letter_id=letter["id"], changes=_changes(world, node, letter, given.set or {}))
     finally:
         node.look_for_batches()
 
 
-def _changes(world: World, letter: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+def _changes(world: World, node: Node, letter: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Values for a dead letter's columns, as its tables' columns take them."""
     columns = {}
     for _, name, _ in reversed(letter["mutations"]):
-        table = world.table(name)
-        columns.update({} if table is None else table.by_name)
+        table = world.table(name, node)
+        columns.update({} if table is None else by_sql_name(table))
     return {name: to_write(world.conn, columns.get(name), v) for name, v in world.ids.resolve(given).items()}
 
 
@@ -330,6 +339,7 @@ _FUNCTIONS: Mapping[str, Callable[[World, Any], None]] = {
     "save": _save,
     "rewind": _rewind,
     "sql": _sql,
+    "app": _app,
     "foreign": _foreign,
     "fresh": _fresh,
     "pull_cut": _pull_cut,

@@ -20,7 +20,7 @@ _SENDS = 5
 _DRAIN_S = 10.0
 _DRAIN_LOOK_S = 0.02
 
-# Captured changes that are in no group yet. The head does not show them.
+# Captured changes, those of the schema among them, that are in no group yet. The head does not show them.
 _CAPTURED = """
 select exists (select 1 from anabranch.captured c join anabranch.databases d on d.id = c.database_id where d.name = %s)
 """
@@ -50,8 +50,8 @@ def sync(world: World, given: str | Sequence[str], *, flush: bool = True, read: 
             try:
                 sync_node(world, node, flush=flush, read=read)
             except RaisedError as error:
-                # The file belongs to another principal: the nodes after it are synced all the same.
-                if not error.is_of_another_principal:
+                # The server refuses this node as it is: the nodes after it are synced all the same.
+                if not error.is_of_one_node:
                     raise
                 refused.append(error)
     if refused:
@@ -69,7 +69,7 @@ def sync_all(world: World) -> None:
             try:
                 sync_node(world, node)
             except RaisedError as error:
-                if not error.is_of_another_principal:
+                if not error.is_of_one_node:
                     raise
                 refused.append(error)
         if _state(world) == before:
@@ -106,7 +106,9 @@ def sync_node(world: World, node: Node, *, flush: bool = True, read: bool = True
         _flush(world, node)
     if read:
         drained(world)
+        version = world.database.ddl_version
         _again(world, node, "read")
+        node.version = version
 
 
 def _sync_in_vain(world: World, node: Node) -> None:

@@ -17,6 +17,7 @@ from anabranch.errors import AnabranchError
 from anabranch.runtime.fleet import FleetError
 from anabranch.scenario.ground import Ground
 from anabranch.scenario.model import Scenario
+from anabranch.scenario.naming import Naming, read_naming
 from anabranch.scenario.node import Network, Node, NodeDiedError, RaisedError
 from anabranch.scenario.values import Ids
 from anabranch.scenario.who import People
@@ -34,6 +35,11 @@ DEFAULTS = {
     "max_absence_days": 30,
 }
 """A database's policy where the file says nothing."""
+_TABLES = """
+select c.relname from pg_class c join pg_namespace n on n.oid = c.relnamespace
+where n.nspname = %s and c.relkind = 'r' and c.relpersistence = 'p' and not c.relispartition
+      and exists (select from pg_constraint k where k.conrelid = c.oid and k.contype = 'p')
+"""
 _DAY_MS = 24 * 3600 * 1000
 _WATCH_S = 0.2
 _HEALS = 3
@@ -53,7 +59,9 @@ class NotYetError(AnabranchError):
 
 
 class World:
-    """The world of ``scenario``; ``folder`` takes the nodes' files."""
+    """The world of ``scenario``; ``folder`` takes the nodes' files. ``kept``: saved files of nodes, each with the
+    schema version that the node had read. ``unsynced``: tables of the schema that were there and not registered when
+    the story began."""
 
     def __init__(self, ground: Ground, scenario: Scenario, folder: Path) -> None:
         folder.mkdir(parents=True)
@@ -62,7 +70,8 @@ class World:
         self.folder = folder
         self.ids = Ids()
         self.nodes: dict[str, Node] = {}
-        self.kept: dict[tuple[str, str], Path] = {}
+        self.kept: dict[tuple[str, str], tuple[Path, int | None]] = {}
+        self.unsynced: frozenset[str] = frozenset()
         self.verdicts: dict[str, bytes] = {}
         self.name = ground.next_name()
         self.people = People(ground, scenario, self.ids, self.name)
@@ -107,6 +116,11 @@ class World:
             registration.add_table(self.conn, self.name, table.name, table.policy, audience=table.audience)
         if self.scenario.audiences is not None:
             set_audience_rules(self.conn, self.name, self.scenario.audiences.given)
+        self.unsynced = self.tables_there() - {table.name for table in self.scenario.tables}
+
+    def tables_there(self) -> frozenset[str]:
+        """The tables with a key that the schema has now, synced or not."""
+        return frozenset(name for (name,) in self.conn.execute(_TABLES, (self.name,)))
 
     def run_sql(self, text: str) -> None:
         """Run SQL as an application does, in one transaction, with the scenario's schema first in the search path."""
@@ -119,9 +133,21 @@ class World:
         """The database as it is registered now."""
         return databases.load_database(self.conn, self.name)
 
-    def table(self, name: str) -> Table | None:
-        """A synced table; None where there is none of that name."""
-        return self.database.tables.get(name)
+    @property
+    def naming(self) -> Naming:
+        """The synced tables by their names, now and before."""
+        database = self.database
+        return read_naming(self.conn, self.name, database.ddl_version, database.tables_by_id)
+
+    def table(self, name: str, node: Node | None = None) -> Table | None:
+        """The synced table that is called so, on the server or for the app of ``node``; else the last one that was;
+        None where none ever was."""
+        version = None if node is None else node.pinned or node.version
+        return self.naming.table(name, version)
+
+    def relation(self, name: str) -> str:
+        """The table of that name in the story's schema, as SQL takes it."""
+        return f"{self.name}.{quote(name)}"
 
     def reconnect(self) -> None:
         """Open a new session, after the server was gone."""
@@ -160,7 +186,11 @@ class World:
         """A node that has no process and, unless a file is put there, no file yet."""
         file = self.folder / f"{len(self.nodes)}.db"
         spec = self.people.spec(name)
-        chosen = {"tables": spec.tables, "audiences": self.ids.resolve(spec.audiences)}
+        chosen = {
+            "tables": spec.tables,
+            "audiences": self.ids.resolve(spec.audiences),
+            "schema_version": spec.schema_,
+        }
         options = {
             "name": name,
             "file": str(file),
@@ -171,7 +201,7 @@ class World:
             "clock_file": str(file.with_suffix(".clock")),
             "fault_file": str(file.with_suffix(".faults")),
             "log": str(file.with_suffix(".log")),
-            **{option: names for option, names in chosen.items() if names is not None},
+            **{option: given for option, given in chosen.items() if given is not None},
         }
         node = Node(name, self.ground.nursery, options, self.network(name), self._offsets.get(name, 0))
         self.nodes[name] = node
@@ -193,6 +223,7 @@ class World:
         try:
             self.attempt(node, "start", again=True)
             node.started = True
+            node.version = node.version or self.database.ddl_version
         except RaisedError as error:
             # Without a network, or after a pull that was cut, the node starts at its next sync.
             if not error.again:

@@ -64,6 +64,11 @@ def test_what_must_not_be_missing(missing: str) -> None:
         ),
         (whole(steps="[{fails: {step: {shout: a}, error: x}}]"), "steps.1.fails.step.shout: unknown"),
         (whole(steps="[{check: {rows: []}}]"), "steps.1.check.rows: unknown"),
+        (whole(steps="[{app: {node: c}}]"), "there is no node 'c'"),
+        (whole(steps="[{app: {node: a, schema: 0}}]"), "steps.1.app.schema"),
+        (whole(steps="[{app: {node: a, version: 1}}]"), "steps.1.app.version: unknown"),
+        (whole().replace("[a, b]", "{a: {schema: today}, b: {}}"), "nodes.a.schema"),
+        (whole(expect="{conflicts: [{cause: RENAMED}]}"), "expect.conflicts.1.cause"),
         (whole(steps="[{dead: {node: a}}]"), "give replay or discard"),
         (whole(steps="[{dead: {node: a, discard: 1, set: {title: x}}}]"), "set belongs to replay"),
         (whole(steps="[{crash: kettle}]"), "there is no process 'kettle'"),
@@ -103,6 +108,12 @@ def test_everything_that_is_wrong_is_told_at_once() -> None:
     assert "steps.1.shout" in told
     assert "steps.2.insert.rows" in told
     assert "expect.colour" in told
+
+
+def test_a_node_may_have_the_schema_of_its_app() -> None:
+    scenario = parse(whole(steps="[{app: {node: b, schema: 2}}]").replace("[a, b]", "{a: {schema: 1}, b: {}}"))
+    assert [spec.schema_ for spec in scenario.who.values()] == [1, None]
+    assert scenario.steps[0].given.schema_ == 2
 
 
 def test_a_node_may_be_named_before_it_comes() -> None:
