@@ -10,7 +10,7 @@ import pytest
 from google.protobuf import descriptor_pool, json_format, message_factory
 from google.protobuf.message import Message
 
-from anabranch.v1 import batch_pb2, change_pb2, position_pb2, value_pb2, verdict_pb2
+from anabranch.v1 import batch_pb2, change_pb2, position_pb2, snapshot_pb2, value_pb2, verdict_pb2
 from anabranch.values import Cell, Kind
 from anabranch.values.messages import ARMS as WIRE_ARMS
 from anabranch.values.messages import value_reader, value_writer
@@ -61,6 +61,7 @@ def test_every_field_that_a_writer_or_reader_of_the_log_meets_is_in_the_file() -
         change_pb2.Effect,
         change_pb2.LoggedBatch,
         change_pb2.LoggedGroup,
+        snapshot_pb2.SchemaChange,
         position_pb2.Position,
         position_pb2.NodeState,
         position_pb2.ServerState,

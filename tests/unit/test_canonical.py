@@ -3,7 +3,8 @@
 ``canonical_vectors.json`` holds what that second encoder makes, for other languages; run this file as a program to
 write it anew. A cell is null or an object with one member: ``bool``; ``int64``, ``timestamp``, ``date``, ``time`` as
 decimal text; ``double`` as the 16 hex digits of its bits; ``string``, ``decimal``, ``json``, ``uuid``, ``literal``;
-``bytes`` as hex; ``array`` with its elements.
+``bytes`` as hex; ``array`` with its elements. ``initial``, where a table has it: the initial values of columns that
+were added to it.
 """
 
 from __future__ import annotations
@@ -75,10 +76,15 @@ def key_bytes(table: str, key: list[str], columns: dict[str, Any]) -> bytes:
     return encoded
 
 
-def row_bytes(table: str, key: list[str], columns: dict[str, Any], given: set[str]) -> bytes:
+def row_bytes(
+    table: str, key: list[str], columns: dict[str, Any], given: set[str], initial: dict[str, Any] | None = None
+) -> bytes:
+    """A row, or what follows an effect's type; ``initial``: of a row and of an INSERT."""
     encoded = key_bytes(table, key, columns)
     for name in sorted(given | set(key), key=lambda n: n.encode("utf-8")):
-        encoded += text(name) + value_bytes(columns[name])
+        value = value_bytes(columns[name])
+        if name in key or name not in (initial or {}) or value != value_bytes((initial or {})[name]):
+            encoded += text(name) + value
     return encoded
 
 
@@ -90,6 +96,21 @@ def double(number: float) -> dict[str, str]:
     return {"double": struct.pack(">d", number).hex()}
 
 
+GROWN: list[dict[str, Any]] = [
+    {
+        "table": "grown",
+        "key": ["id"],
+        "initial": {"lacks": None, "price": {"decimal": "0.00"}, "ratio": double(math.nan), "words": {"array": []}},
+        "columns": {"id": {"int64": "1"}, "old": None, "lacks": lacks, "price": price, "ratio": ratio, "words": words},
+    }
+    for lacks, price, ratio, words in (
+        # As the row was before the columns; where no column has its initial value; where some have it.
+        (None, {"decimal": "0.00"}, {"double": "fff4000000000001"}, {"array": []}),
+        ({"string": ""}, {"decimal": "0.0"}, None, None),
+        ({"string": "a"}, None, double(math.nan), {"array": [None]}),
+    )
+]
+"""Rows of a table to which four columns were added."""
 CASES: list[dict[str, Any]] = [
     {"table": "t", "key": ["id"], "columns": {"id": {"string": "01ARZ3NDEKTSV4RRFFQ69G5FAV"}}},
     {
@@ -152,6 +173,7 @@ CASES: list[dict[str, Any]] = [
             "bounds": {"literal": "[2:3]={1,2}"},
         },
     },
+    *GROWN,
 ]
 # The column's kind where its only cell doesn't tell.
 KINDS = {
@@ -159,6 +181,11 @@ KINDS = {
     "ts_far": (Kind.TIMESTAMP, None),
     "empty": (Kind.ARRAY, Kind.DATE),
     "none": (Kind.ARRAY, Kind.STRING),
+    "old": (Kind.INT64, None),
+    "lacks": (Kind.STRING, None),
+    "price": (Kind.DECIMAL, None),
+    "ratio": (Kind.DOUBLE, None),
+    "words": (Kind.ARRAY, Kind.STRING),
     "texts": (Kind.ARRAY, Kind.STRING),
     "two": (Kind.ARRAY, Kind.INT64),
     "bounds": (Kind.ARRAY, Kind.INT64),
@@ -169,13 +196,16 @@ def vectors() -> list[dict[str, Any]]:
     made = []
     for case in CASES:
         table, key, columns = case["table"], case["key"], case["columns"]
-        encoded = row_bytes(table, key, columns, set(columns))
+        initial = case.get("initial", {})
+        encoded = row_bytes(table, key, columns, set(columns), initial)
         first = sorted(columns)[0]
         effects = [
             {
                 "type": number,
                 "given": given,
-                "hash": digest(bytes([number]) + row_bytes(table, key, columns, set(given))),
+                "hash": digest(
+                    bytes([number]) + row_bytes(table, key, columns, set(given), initial if number == 1 else {})
+                ),
             }
             for number, given in ((1, list(columns)), (2, [*key, first]), (3, key), (4, key))
         ]
@@ -233,7 +263,8 @@ def table_of(vector: dict[str, Any]) -> tuple[Table, list[Cell]]:
     columns = []
     for name, cell in vector["columns"].items():
         kind, element = kind_of(name, cell)
-        columns.append(Column(name, kind, "any", element))
+        initial = vector.get("initial", {})
+        columns.append(Column(name, kind, "any", element, initial=(to_cell(initial[name]),) if name in initial else ()))
     row = [to_cell(cell) for cell in vector["columns"].values()]
     return Table(vector["table"], tuple(columns), tuple(vector["key"])), row
 
@@ -243,7 +274,7 @@ def test_the_file_is_what_the_second_encoder_makes() -> None:
 
 
 @pytest.mark.parametrize(
-    "vector", json.loads(VECTORS.read_text()) if VECTORS.exists() else [], ids=lambda v: v["table"]
+    "vector", json.loads(VECTORS.read_text()) if VECTORS.exists() else [], ids=lambda v: f"{v['table']} {v['hash'][:4]}"
 )
 def test_rows_and_effects_encode_as_in_the_file(vector: dict[str, Any]) -> None:
     table, row = table_of(vector)
@@ -256,6 +287,22 @@ def test_rows_and_effects_encode_as_in_the_file(vector: dict[str, Any]) -> None:
         assert encoder.effect_hash(effect["type"], row, effect["given"]).hex() == effect["hash"]
     insert = vector["effects"][0]
     assert encoder.effect_hash(1, row).hex() == insert["hash"]
+    assert encoder.large_hash(row).hex() == vector["hash"]
+    assert encoder.large_hash(row, None, 1).hex() == insert["hash"]
+
+
+def test_a_row_from_before_its_columns_keeps_its_encoding() -> None:
+    first, *_ = [vector for vector in vectors() if "initial" in vector]
+    before = {name: cell for name, cell in first["columns"].items() if name not in first["initial"]}
+    table, row = table_of({"table": first["table"], "key": first["key"], "columns": before})
+    encoder = RowEncoder(table)
+    assert encoder.encode(row).hex() == first["encoding"]
+    assert encoder.effect_hash(1, row).hex() == first["effects"][0]["hash"]
+
+
+def test_a_keys_field_is_never_left_out() -> None:
+    table = Table("t", (Column("id", Kind.INT64, "bigint", initial=(7,)),), ("id",))
+    assert RowEncoder(table).encode([7]) == row_bytes("t", ["id"], {"id": {"int64": "7"}}, {"id"})
 
 
 def test_every_kind_is_in_the_file() -> None:
@@ -273,22 +320,40 @@ def test_both_encoders_agree_on_any_row(data: st.DataObject) -> None:
     names = data.draw(st.lists(st.text(max_size=4), min_size=1, max_size=5, unique=True))
     shapes = [data.draw(st.sampled_from(SHAPES)) for _ in names]
     key = data.draw(st.permutations(names).flatmap(lambda order: st.integers(1, len(names)).map(lambda n: order[:n])))
+    row = [data.draw(cells(kind, element)) for kind, element in shapes]
+    initial = [
+        data.draw(st.just(()) | st.just((cell,)) | st.tuples(cells(kind, element)))
+        for cell, (kind, element) in zip(row, shapes, strict=True)
+    ]
     table = Table(
         data.draw(st.text(max_size=4)),
-        tuple(Column(name, kind, "any", element) for name, (kind, element) in zip(names, shapes, strict=True)),
+        tuple(
+            Column(name, kind, "any", element, initial=one)
+            for name, (kind, element), one in zip(names, shapes, initial, strict=True)
+        ),
         tuple(key),
     )
-    row = [data.draw(cells(kind, element)) for kind, element in shapes]
+    left_out = {
+        name: from_cell(kind, element, one[0])
+        for name, (kind, element), one in zip(names, shapes, initial, strict=True)
+        if one
+    }
     columns = {
         name: from_cell(kind, element, cell) for name, (kind, element), cell in zip(names, shapes, row, strict=True)
     }
     encoder = RowEncoder(table)
-    assert encoder.encode(row) == row_bytes(table.name, list(key), columns, set(names))
+    encoded = row_bytes(table.name, list(key), columns, set(names), left_out)
+    assert encoder.encode(row) == encoded
+    assert encoder.hash(row) == int(digest(encoded), 16) == int.from_bytes(encoder.large_hash(row), "big")
+    insert = encoder.effect_hash(1, row)
+    assert insert.hex() == digest(b"\x01" + encoded) == encoder.large_hash(row, None, 1).hex()
+    assert encoder.insert_hashes(1, encoder.fields(row)) == (insert, 1, encoder.hash(row))
     assert encoder.key_hash(row).hex() == digest(key_bytes(table.name, list(key), columns))
     assert encoder.hashes(row) == (encoder.key_hash(row), encoder.hash(row))
     given_columns = data.draw(st.sets(st.sampled_from(names)))
     for number in range(1, 5):
-        expected = digest(bytes([number]) + row_bytes(table.name, list(key), columns, given_columns))
+        not_there = left_out if number == 1 else {}
+        expected = digest(bytes([number]) + row_bytes(table.name, list(key), columns, given_columns, not_there))
         assert encoder.effect_hash(number, row, given_columns).hex() == expected
 
 

@@ -33,6 +33,15 @@ NOTE = Table(
     (Column("id", Kind.INT64, "bigint"), Column("f", Kind.DOUBLE, "float8"), Column("s", Kind.STRING, "text")),
     ("id",),
 )
+GROWN = Table(
+    "n",
+    (
+        *NOTE.columns,
+        Column("added", Kind.INT64, "bigint", initial=(5,)),
+        Column("lacks", Kind.DOUBLE, "float8", initial=(None,)),
+    ),
+    ("id",),
+)
 rows = st.tuples(*(cells(kind, element) for kind, element in SHAPES)).map(list)
 
 
@@ -111,11 +120,14 @@ def test_what_counts_as_changed(before: list[Cell], after: list[Cell], changed: 
 @pytest.mark.slow
 @given(st.data())
 def test_the_changes_of_effects_lead_to_the_tables_sum(data: st.DataObject) -> None:
-    builder = EffectBuilder(NOTE)
+    table = data.draw(st.sampled_from([NOTE, GROWN]))
+    builder = EffectBuilder(table)
     now: dict[int, list[Cell]] = {}
     count = total = 0
     for key in data.draw(st.lists(st.integers(0, 3), max_size=12)):
-        row = [key, data.draw(cells(Kind.DOUBLE)), data.draw(cells(Kind.STRING))]
+        row: list[Cell] = [key, data.draw(cells(Kind.DOUBLE)), data.draw(cells(Kind.STRING))]
+        if table is GROWN:
+            row += [data.draw(st.sampled_from([5, None, 6])), data.draw(st.sampled_from([None, 0.0]))]
         before = now.get(key)
         if before is None:
             effect = builder.insert(row)
@@ -128,7 +140,33 @@ def test_the_changes_of_effects_lead_to_the_tables_sum(data: st.DataObject) -> N
         else:
             now[key] = row
         count, total = count + effect.count_change, total + effect.hash_change
-    assert (count, total % SUM_MODULUS) == table_sum(RowEncoder(NOTE), now.values())
+    assert (count, total % SUM_MODULUS) == table_sum(RowEncoder(table), now.values())
+
+
+def test_an_update_names_what_it_gives_also_where_a_row_leaves_it_out() -> None:
+    builder, encoder = EffectBuilder(GROWN), RowEncoder(GROWN)
+    old: list[Cell] = [1, 0.5, "a", 5, None]
+    new: list[Cell] = [1, 0.5, "a", 6, 0.0]
+    back: list[Cell] = [1, 0.5, "b", 5, None]
+    assert hash_of(GROWN, old) == hash_of(NOTE, old[:3])
+    for before, after in ((old, new), (new, back), (old, back)):
+        effect = builder.update(before, after)
+        assert effect.hash == encoder.effect_hash(2, after, effect.changed)
+        assert effect.hash_change == hash_of(GROWN, after) - hash_of(GROWN, before)
+        whole = builder.whole_update(before, after)
+        assert whole.hash == encoder.effect_hash(2, after, whole.changed)
+        assert whole.hash_change == effect.hash_change
+        assert whole.changed == GROWN.column_names[1:]
+    assert builder.update(new, back).changed == ("s", "added", "lacks")
+    # The initial value, written, is an effect of its own: of another hash than one that writes nothing.
+    assert encoder.effect_hash(2, back, ["s", "added"]) != encoder.effect_hash(2, back, ["s"])
+
+
+def test_an_inserts_message_has_what_its_hash_leaves_out() -> None:
+    row: list[Cell] = [1, 0.5, "a", 5, None]
+    effect = EffectBuilder(GROWN).insert(row)
+    assert effect.data == official(GROWN, 1, row, list(GROWN.column_names))
+    assert (effect.hash, effect.hash_change) == EffectBuilder(NOTE).insert(row[:3])[3:6:2]
 
 
 @given(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -76,3 +77,22 @@ def test_effects_and_hashes_are_those_of_the_row_in_one_piece() -> None:
         assert (made.type, bytes(made.data), *made[2:]) == expected
     assert beats
     assert RowEncoder(table).hash(large[1]) == RowEncoder(table).hash(plain[1])
+
+
+def test_hashes_of_pieces_leave_out_initial_values() -> None:
+    initial: list[Any] = [RAW, TEXT]
+    columns = (Column("id", Kind.STRING, "text"), Column("raw", Kind.BYTES, "bytea"), Column("a", Kind.JSON, "json"))
+    added = [replace(column, initial=(cell,)) for column, cell in zip(columns[1:], initial, strict=True)]
+    table = Table("doc", (*columns[:1], *added), ("id",))
+    encoder, builder, large_builder = RowEncoder(table), EffectBuilder(table), LargeEffectBuilder(table, lambda: None)
+    plain: list[Any] = [("k", RAW, TEXT), ("k", RAW[:-1] + b"!", TEXT + "!"), ("k", None, TEXT[1:])]
+    large: list[Any] = [
+        ("k", None if raw is None else Pieces(cut(raw, 7)), LargeText(cut(text.encode(), 9))) for _, raw, text in plain
+    ]
+    assert encoder.hash(plain[0]) == RowEncoder(Table("doc", columns[:1], ("id",))).hash(["k"])
+    for row, large_row in zip(plain, large, strict=True):
+        assert encoder.large_hash(large_row) == encoder.hash(row).to_bytes(16, "big")
+        assert encoder.large_hash(large_row, None, 1) == encoder.effect_hash(1, row)
+        assert large_builder.insert(large_row)[2:] == builder.insert(row)[2:]
+        for after, large_after in zip(plain, large, strict=True):
+            assert large_builder.update(large_row, large_after)[2:] == builder.update(row, after)[2:]

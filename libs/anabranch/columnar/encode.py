@@ -15,10 +15,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from anabranch.columnar.file_columns import OWN, FileTable
-from anabranch.values import Kind, Table
+from anabranch.values import Column, Kind, Table
 from anabranch.values.arrow import to_cells
-from anabranch.values.canonical import INTEGER_TAGS, TEXT_TAGS, value_encoder
-from anabranch.values.parquet import decimal_texts, file_codecs
+from anabranch.values.canonical import INSERT_TYPE, INTEGER_TAGS, TEXT_TAGS, value_encoder
+from anabranch.values.parquet import FileCodec, decimal_texts, file_codecs
 
 _LITERAL, _BYTES, _DOUBLE = 0x0D, 0x05, 0x03
 _NAN_BITS = 0x7FF8000000000000
@@ -29,6 +29,7 @@ def _bytes(content: bytes) -> pa.Scalar:
 
 
 _NULL, _TRUE, _FALSE = _bytes(b"\x00"), _bytes(b"\x01\x01"), _bytes(b"\x01\x00")
+_NOTHING = _bytes(b"")
 
 
 def _u32(number: int) -> bytes:
@@ -73,19 +74,30 @@ def own_fields(rows: pa.RecordBatch) -> dict[str, pa.Array]:
 
 
 def cells_of(files: FileTable, rows: pa.RecordBatch, places: Iterable[int]) -> pa.RecordBatch:
-    """``c…`` and ``x…`` of some columns of files' rows. A column that is younger than its file is NULL."""
+    """``c…`` and ``x…`` of some columns of files' rows. A column that is younger than its file has its initial value,
+    NULL without one."""
     names, there, found = files.names, set(rows.schema.names), {}
+    texts: dict[str, pa.Array] = {}
+    exact = rows.column(OWN).field("exact") if files.with_text else pa.nulls(0)
     for i in places:
         kind = files.columns[i].type
-        values = rows.column(names[i]) if names[i] in there else pa.nulls(rows.num_rows, kind)
-        found[f"c{i}"] = values if values.type == kind else values.cast(kind)
-    exact = rows.column(OWN).field("exact") if files.with_text else pa.nulls(0)
-    for i in files.with_text:
-        if f"c{i}" in found:
-            needed = names[i] in there and exact.null_count < len(exact)
-            none = pa.nulls(rows.num_rows, pa.string())
-            found[f"x{i}"] = pc.map_lookup(exact, pa.scalar(names[i]), "first") if needed else none
+        if names[i] in there:
+            values = rows.column(names[i])
+            found[f"c{i}"] = values if values.type == kind else values.cast(kind)
+            if i in files.with_text and exact.null_count < len(exact):
+                texts[f"x{i}"] = pc.map_lookup(exact, pa.scalar(names[i]), "first")
+        else:
+            found[f"c{i}"], texts[f"x{i}"] = initial_column(files.columns[i].column, rows.num_rows)
+    none = pa.nulls(rows.num_rows, pa.string())
+    found |= {f"x{i}": texts.get(f"x{i}", none) for i in files.with_text if f"c{i}" in found}
     return pa.RecordBatch.from_pydict(found)
+
+
+def initial_column(column: Column, count: int) -> tuple[pa.Array, pa.Array]:
+    """A column of so many initial values as a file holds them (NULL without one), and their exact texts."""
+    values, exact = FileCodec(column).write(column.initial or (None,))
+    text = pa.scalar(None if exact is None else exact[0], pa.string())
+    return pa.repeat(values[0], count), pa.repeat(text, count)
 
 
 class ColumnEncoder:
@@ -97,6 +109,11 @@ class ColumnEncoder:
         self._head = _name(table.name) + _u32(len(table.key_columns))
         self._heads = [_bytes(_name(column.name)) for column in table.columns]
         self._ordered = sorted(range(len(table.columns)), key=lambda i: table.columns[i].name.encode())
+        self._initial = {
+            i: _bytes(value_encoder(column.kind, column.element_kind)(column.initial[0]))
+            for i, column in enumerate(table.columns)
+            if column.initial and i not in table.key_index
+        }
 
     def value(self, place: int, values: pa.Array, exact: pa.Array | None = None) -> pa.Array:
         """The encoded values of one column, as a file has it, or as a Pull carries it (then ``exact`` is None)."""
@@ -141,7 +158,7 @@ class ColumnEncoder:
 
     def rows(self, values: Sequence[pa.Array]) -> pa.Array:
         """Whole rows, of encoded values."""
-        return self._rows(b"", dict(enumerate(values)))
+        return self._rows(b"", dict(enumerate(values)), self._initial)
 
     def effects(self, type_: int, names: Iterable[str], cells: pa.RecordBatch, rows: pa.Array) -> pa.Array:
         """The effects, all of one type, in some ``rows`` of ``cells``; beside the key they give the columns ``names``.
@@ -150,11 +167,15 @@ class ColumnEncoder:
             KeyError: a column is none of the table's.
         """
         given = {self.table.index[name] for name in (*names, *self.table.key_columns)}
-        return self._rows(bytes((type_,)), {i: self._encoded(cells, i, rows) for i in given})
+        left_out = self._initial if type_ == INSERT_TYPE else {}
+        return self._rows(bytes((type_,)), {i: self._encoded(cells, i, rows) for i in given}, left_out)
 
-    def _rows(self, head: bytes, values: Mapping[int, pa.Array]) -> pa.Array:
+    def _rows(self, head: bytes, values: Mapping[int, pa.Array], left_out: Mapping[int, pa.Scalar]) -> pa.Array:
         parts = [_bytes(head + self._head), *(values[i] for i in self.table.key_index)]
         for i in self._ordered:
-            if i in values:
+            if i in values and i in left_out:
+                field = joined(self._heads[i], values[i])
+                parts.append(pc.if_else(pc.equal(values[i], left_out[i]), _NOTHING, field))
+            elif i in values:
                 parts += [self._heads[i], values[i]]
         return joined(*parts)

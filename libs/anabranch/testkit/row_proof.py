@@ -60,7 +60,8 @@ def _rows(files: FileTable, rows: pa.Table) -> Iterator[tuple[_Cells, Mapping[st
 
 
 def _cells(files: FileTable, cells: _Cells) -> list[Cell]:
-    return [cells.get(name) for name in files.names]
+    """A row's cells. A file that is older than a column has its initial value."""
+    return [cells[one.file_name] if one.file_name in cells else (*one.column.initial, None)[0] for one in files.columns]
 
 
 def _row(files: FileTable, cells: _Cells, _: Mapping[str, Any]) -> int:

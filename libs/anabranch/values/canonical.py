@@ -7,13 +7,18 @@ Parquet. All integers are big-endian; a *text* is a 32 bit length in bytes and t
   double, the 8 bytes of IEEE 754, every NaN as ``7ff8000000000000``; ``04`` string, text; ``05`` bytes, 32 bit length
   and content; ``06`` decimal, text; ``07`` timestamp, ``08`` date, ``09`` time, 8 bytes each; ``0a`` JSON, text; ``0b``
   UUID, text; ``0c`` array, 32 bit count and the elements as values; ``0d`` literal, text.
-* row: the table's name as text; 32 bit count of key columns and their values in the key's order; then every column in
-  the order of the UTF-8 bytes of its name: the name as text, and the value.
+* field: a column's name as text, and the value. The name is the column's identity, that of the table is its, too:
+  neither changes with a rename.
+* row: the table's name as text; 32 bit count of key columns and their values in the key's order; then the fields of all
+  columns in the order of the UTF-8 bytes of their names. The field of a column that was added to the table is *left
+  out* where the value's encoding is that of the column's initial value, NULL or a constant: so the rows that were there
+  before the column keep their encoding. The fields of the key's columns are never left out.
 * row hash: BLAKE2b of the row with a digest of 16 bytes, read as a number.
 * key hash: BLAKE2b, 16 bytes, of a row's encoding up to the end of its key. Key ranges are cut by it (``ranges``),
   because it is the same wherever a row is held, as no database's order of keys is.
 * effect: one byte with the number of its type (``anabranch.v1.EffectType``), then a row that has only the given columns
-  (the key's always); its hash is made like a row's. A proof compares sums of these.
+  (the key's always); its hash is made like a row's. An INSERT leaves out what a row does; any other effect has the
+  fields of all columns that it gives. A proof compares sums of these.
 * table sum: number of rows, and the sum of the row hashes modulo 2**128. A sum, not an exclusive or, so that a pair
   of equal rows does not vanish.
 
@@ -23,7 +28,7 @@ Parquet. All integers are big-endian; a *text* is a 32 bit length in bytes and t
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from hashlib import blake2b
 from operator import itemgetter
@@ -36,6 +41,8 @@ from anabranch.values.table import Table
 
 SUM_MODULUS = 1 << 128
 _DIGEST_BYTES = 16
+INSERT_TYPE = 1
+"""``anabranch.v1.EFFECT_TYPE_INSERT``: the one type of effect that leaves out what a row does."""
 _SHORT = 256
 """Heads of lengths below this are made in advance."""
 _pack_u32 = struct.Struct(">I").pack
@@ -159,15 +166,23 @@ def _digest(encoded: bytes) -> bytes:
     return state.digest()
 
 
+def _row_order(order: Sequence[int], initial: Mapping[int, bytes]) -> Callable[[Sequence[bytes]], Sequence[bytes]]:
+    """The function that puts a row's fields in the places' ``order``, without those that are ``initial``."""
+    ordered: Callable[[Sequence[bytes]], Sequence[bytes]] = itemgetter(*order) if len(order) > 1 else tuple
+    if not initial:
+        return ordered
+    left_out = tuple(initial.get(i) for i in order)
+    return lambda fields: [field for field, one in zip(ordered(fields), left_out, strict=True) if field != one]
+
+
 class RowEncoder:
     """Encodes and hashes rows of one table. Rows are sequences of cells in the order of ``table.columns``.
 
-    A *field* is a column's name and value as a row has them. A caller that needs a row's hash and an effect's as well,
-    or the hashes of two rows that differ little, makes the fields once: ``fields(row)`` has them in the order of the
-    columns.
+    A caller that needs a row's hash and an effect's as well, or the hashes of two rows that differ little, makes the
+    fields once: ``fields(row)`` has them in the order of the columns, with those that a row leaves out.
     """
 
-    __slots__ = ("_columns", "_encoders", "_head", "_index", "_key", "_ordered", "_rank")
+    __slots__ = ("_columns", "_encoders", "_head", "_index", "_initial", "_key", "_ordered", "_rank")
 
     def __init__(self, table: Table) -> None:
         names = [_name(column.name) for column in table.columns]
@@ -178,7 +193,13 @@ class RowEncoder:
         # The place at which a key's value begins in its field.
         self._key = [(i, len(names[i])) for i in table.key_index]
         order = sorted(range(len(names)), key=lambda i: table.columns[i].name.encode())
-        self._ordered: Callable[[Sequence[bytes]], Sequence[bytes]] = itemgetter(*order) if len(order) > 1 else tuple
+        # Of a column with an initial value: the field that a row leaves out.
+        self._initial = {
+            i: self._encoders[i](column.initial[0])
+            for i, column in enumerate(table.columns)
+            if column.initial and i not in table.key_index
+        }
+        self._ordered = _row_order(order, self._initial)
         self._rank = {i: rank for rank, i in enumerate(order)}
         self._index = table.index
         self._columns = table.columns
@@ -229,9 +250,10 @@ class RowEncoder:
         """The hash, 16 bytes, of an effect of ``effect_type`` that gives the columns ``given`` (None: all) of ``row``;
         the key's always."""
         fields = self.fields(row)
-        if given is None:
-            return self.insert_hashes(effect_type, fields)[0]
-        return self.effect_hash_fields(effect_type, fields, self.places(self._index[name] for name in given))
+        places = self.places(range(len(fields)) if given is None else (self._index[name] for name in given))
+        if effect_type == INSERT_TYPE:
+            places = tuple([i for i in places if fields[i] != self._initial.get(i)])
+        return self.effect_hash_fields(effect_type, fields, places)
 
     def places(self, given: Iterable[int]) -> tuple[int, ...]:
         """The places of the columns ``given`` and of the key's, in the order in which an effect's encoding has them."""
@@ -239,7 +261,8 @@ class RowEncoder:
         return tuple(sorted({*given, *key}, key=self._rank.__getitem__))
 
     def effect_hash_fields(self, effect_type: int, fields: Sequence[bytes], places: Iterable[int]) -> bytes:
-        """``effect_hash`` from the fields of a row at ``places`` (as the method gives them)."""
+        """``effect_hash`` from the fields of a row at ``places`` (as the method gives them), of which none is left
+        out."""
         head = bytes((effect_type,)) + self._head
         for i, start in self._key:
             head += fields[i][start:]
@@ -249,9 +272,9 @@ class RowEncoder:
         self, row: Sequence[Cell], places: Iterable[int] | None = None, effect_type: int | None = None
     ) -> bytes:
         """The row hash of ``row`` as bytes, or that of an effect with the columns at ``places`` (as the method gives
-        them; None: all): one field is made after the other, and no field of a value in pieces is built, so that no row
-        is held twice."""
-        encoders = self._encoders
+        them; None: all of an INSERT): one field is made after the other, and no field of a value in pieces is built, so
+        that no row is held twice."""
+        encoders, initial = self._encoders, self._initial if places is None else {}
         state = _new_hash()
         state.update(b"" if effect_type is None else bytes((effect_type,)))
         state.update(self._head)
@@ -259,6 +282,8 @@ class RowEncoder:
             state.update(encoders[i](row[i])[start:])
         for i in self.places(range(len(encoders))) if places is None else places:
             cell = row[i]
+            if i in initial and self._is_initial(i, cell):
+                continue
             if isinstance(cell, Pieces):
                 column = self._columns[i]
                 state.update(_name(column.name) + bytes((_LARGE_TAGS[column.kind],)) + _pack_u32(len(cell)))
@@ -268,8 +293,14 @@ class RowEncoder:
                 state.update(encoders[i](cell))
         return state.digest()
 
+    def _is_initial(self, place: int, cell: Any) -> bool:
+        left_out = self._initial[place]
+        if isinstance(cell, Pieces) and len(cell) > len(left_out):
+            return False
+        return self._encoders[place](cell) == left_out
+
     def insert_hashes(self, effect_type: int, fields: Sequence[bytes]) -> tuple[bytes, int, int]:
-        """The hash of an effect that gives a whole new row, and its additions to the table sum (1, and the row's
+        """The hash of an INSERT, which gives a whole new row, and its additions to the table sum (1, and the row's
         hash)."""
         encoded = self.encode_fields(fields)
         row_hash = int.from_bytes(_digest(encoded), "big")

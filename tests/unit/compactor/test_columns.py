@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import fs
 
-from anabranch.columnar.encode import ColumnEncoder
-from anabranch.columnar.file_columns import KINDS, file_table
+from anabranch.columnar.encode import ColumnEncoder, cells_of
+from anabranch.columnar.file_columns import EXACT_TEXTS, KINDS, OWN, file_table
 from anabranch.columnar.proof import NAME_SEPARATOR, effect_sum, row_sum
 from anabranch.testkit.cell_strategies import cells
 from anabranch.v1 import change_pb2, value_pb2
@@ -51,6 +52,18 @@ COLUMNS = (
     Column("ä span", Kind.LITERAL, "interval"),
 )
 TABLE = Table("kinds", COLUMNS, ("part", "id"), 7)
+INITIAL: dict[str, Cell] = {
+    "flag": False, "number": 3, "ratio": float("nan"), "raw": b"", "price": "NaN",
+    "wall": Literal("294270-06-01 00:00:00"), "moment": None, "words": ("a", None), "ä span": "1 mon",
+}  # fmt: skip
+GROWN = Table(
+    "kinds",
+    tuple(replace(one, initial=(INITIAL[one.name],)) if one.name in INITIAL else one for one in COLUMNS),
+    TABLE.key_columns,
+    7,
+)
+"""The same table, with columns that were added to it."""
+TABLES = st.sampled_from([TABLE, GROWN])
 LATE = Literal("294270-06-01 00:00:00")
 PRICES = st.none() | st.just("NaN") | st.integers(-(10**30), 10**30).map(lambda n: _price(n))
 
@@ -67,7 +80,8 @@ def a_cell(column: Column) -> st.SearchStrategy[Cell]:
         return PRICES
     if column.kind is Kind.TIMESTAMP:
         return cells(column.kind) | st.just(LATE)
-    return cells(column.kind, column.element_kind)
+    found = cells(column.kind, column.element_kind)
+    return found | st.just(INITIAL[column.name]) if column.name in INITIAL else found
 
 
 Made = tuple[tuple[Effect, dict[str, Cell]], bool]
@@ -76,9 +90,9 @@ A_ROW: st.SearchStrategy[tuple[Cell, ...]] = st.tuples(*(a_cell(column) for colu
 
 
 @st.composite
-def an_effect(draw: st.DrawFn) -> tuple[Effect, dict[str, Cell]]:
+def an_effect(draw: st.DrawFn, table: Table = TABLE) -> tuple[Effect, dict[str, Cell]]:
     """An effect, and the cells that it gives."""
-    builder = EffectBuilder(TABLE)
+    builder = EffectBuilder(table)
     row = draw(A_ROW)
     match draw(st.sampled_from([INSERT, UPDATE, UPDATE, DELETE, NONE])):
         case int() as kind if kind == INSERT:
@@ -134,8 +148,10 @@ def cells_at(batch: pa.RecordBatch, row: int) -> dict[str, Cell]:
 
 @pytest.mark.slow
 @settings(max_examples=150, deadline=None)
-@given(st.lists(st.tuples(an_effect(), st.booleans()), min_size=1, max_size=12))
-def test_effects_by_columns_are_those_of_the_contracts_class(made: list[Made]) -> None:
+@given(st.data())
+def test_effects_by_columns_are_those_of_the_contracts_class(drawn: st.DataObject) -> None:
+    table = drawn.draw(TABLES)
+    made: list[Made] = drawn.draw(st.lists(st.tuples(an_effect(table), st.booleans()), min_size=1, max_size=12))
     data = [reordered(effect) if odd else effect.data for (effect, _), odd in made]
     batch = decoded(data, [effect.type for (effect, _), _ in made])
     assert batch.num_rows == len(made)
@@ -145,18 +161,33 @@ def test_effects_by_columns_are_those_of_the_contracts_class(made: list[Made]) -
         assert batch.column("changed")[row].as_py() == NAME_SEPARATOR.join(effect.changed)
     hashes = sum(int.from_bytes(effect.hash, "big") for (effect, _), _ in made)
     types = pa.array([KINDS[kind] for kind in batch.column("kind").to_pylist()])
-    found = effect_sum(ColumnEncoder(TABLE), batch, types, batch.column("changed"))
+    found = effect_sum(ColumnEncoder(table), batch, types, batch.column("changed"))
     assert (found.count, found.total) == (len(made), hashes % SUM_MODULUS)
 
 
 @pytest.mark.slow
 @settings(max_examples=150, deadline=None)
-@given(st.lists(A_ROW, min_size=1, max_size=8))
-def test_row_hashes_by_columns_are_those_of_the_rows(rows: list[tuple[Cell, ...]]) -> None:
-    builder, encoder = EffectBuilder(TABLE), RowEncoder(TABLE)
+@given(TABLES, st.lists(A_ROW, min_size=1, max_size=8))
+def test_row_hashes_by_columns_are_those_of_the_rows(table: Table, rows: list[tuple[Cell, ...]]) -> None:
+    builder, encoder = EffectBuilder(table), RowEncoder(table)
     batch = decoded([builder.insert(row).data for row in rows], [INSERT] * len(rows))
-    found = row_sum(ColumnEncoder(TABLE), batch)
+    found = row_sum(ColumnEncoder(table), batch)
     assert (found.count, found.total) == (len(rows), sum(map(encoder.hash, rows)) % SUM_MODULUS)
+
+
+def test_files_that_are_older_than_columns_have_their_initial_values() -> None:
+    old = file_table(Table("kinds", tuple(c for c in GROWN.columns if not c.initial), TABLE.key_columns, 7))
+    rows = [tuple(None for _ in old.columns) for _ in range(2)]
+    codecs = file_codecs(one.column for one in old.columns)
+    arrays = [codec.write(cells)[0] for codec, cells in zip(codecs, zip(*rows, strict=True), strict=True)]
+    own = pa.StructArray.from_arrays([pa.nulls(2, EXACT_TEXTS)], names=["exact"])
+    batch = pa.RecordBatch.from_arrays([*arrays, own], names=[*old.names, OWN])
+    grown = file_table(GROWN, old.columns)
+    found = row_sum(ColumnEncoder(GROWN), cells_of(grown, batch, range(len(COLUMNS))))
+    expected = 2 * RowEncoder(old.table).hash(rows[0]) % SUM_MODULUS
+    assert (found.count, found.total) == (2, expected)
+    shown = cells_at(cells_of(grown, batch, range(len(COLUMNS))), 1)
+    assert repr(shown) == repr({c.name: INITIAL.get(c.name) for c in COLUMNS})
 
 
 @pytest.mark.parametrize(
