@@ -20,8 +20,9 @@ from anabranch.runtime.errors import CallError
 from anabranch.store.audiences.viewing import is_scoped
 from anabranch.store.catalog.databases import Database, UnknownDatabaseError
 from anabranch.store.log.history import History, Judgement, SeenGroup, judge, read_history
-from anabranch.store.log.reader import NO_LIMIT, Stretch, Sums, read_stretch, read_sums
+from anabranch.store.log.reader import NO_LIMIT, Sums, read_stretch, read_sums
 from anabranch.store.log.seal import EMPTY_CHAIN, position_token
+from anabranch.store.log.stretch import Stretch
 from anabranch.store.session.engine import AsyncPool, AsyncSession
 from anabranch.v1 import change_pb2, errors_pb2, position_pb2
 from anabranch_snapshot.databases import ServedDatabases

@@ -12,8 +12,8 @@ from typing import NamedTuple
 from anabranch.runtime.errors import CallError
 from anabranch.store.catalog.databases import Database
 from anabranch.store.log.history import SeenGroup
-from anabranch.store.log.reader import Cursor, after
 from anabranch.store.log.seal import CHAIN_BYTES, open_content, seal_content
+from anabranch.store.log.stretch import Cursor, after
 from anabranch.v1 import errors_pb2
 from anabranch.wire.audiences import DIGEST_BYTES
 

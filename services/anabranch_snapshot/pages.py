@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from anabranch.store.catalog.databases import Database
-from anabranch.store.log.reader import LoggedSum, Loser, Stretch
+from anabranch.store.log.reader import LoggedSum
 from anabranch.store.log.seal import position_token
+from anabranch.store.log.stretch import Loser, Stretch
 from anabranch.v1 import batch_pb2, change_pb2, position_pb2, value_pb2
 from anabranch.values import Table, key_cells
 from anabranch.values.messages import column_writer
@@ -15,27 +16,20 @@ from anabranch.values.messages import column_writer
 def to_page(stretch: Stretch, database: Database, names: Mapping[str, str]) -> change_pb2.Page:
     """The page of a stretch. ``names``: of the nodes in it, by id."""
     page = change_pb2.Page(reached=to_position(database, stretch.reached, stretch.chain))
-    group: change_pb2.LoggedGroup | None = None
+    groups = {position: _group(page, stretch, position) for position in stretch.positions}
     batch: change_pb2.LoggedBatch | None = None
     effects: list[bytes] = []
     position, batch_id = None, None
     for item in stretch.items:
         if item.position != position:
             position, batch_id = item.position, None
-            group = page.groups.add(position=position)
-            end = stretch.ends.get(position)
-            if end is None:
-                group.incomplete = True
-            else:
-                group.sums.extend(map(position_pb2.TableSum.FromString, end.sums))
         if item.batch_id != batch_id:
             if batch is not None:
                 batch.effects.extend(effects)
             effects = []
             batch_id = item.batch_id
-            assert group is not None
             node = batch_pb2.Node(id=item.node_id, name=names.get(item.node_id, ""))
-            batch = group.batches.add(id=batch_id, node=node)
+            batch = groups[item.position].batches.add(id=batch_id, node=node)
         if type(item.content) is Loser:
             assert batch is not None
             add_loser(batch, item.content, database.tables_by_id)
@@ -45,6 +39,16 @@ def to_page(stretch: Stretch, database: Database, names: Mapping[str, str]) -> c
         batch.effects.extend(effects)
         batch.effect_incomplete = stretch.effect_incomplete
     return page
+
+
+def _group(page: change_pb2.Page, stretch: Stretch, position: int) -> change_pb2.LoggedGroup:
+    group = page.groups.add(position=position, schema_change=stretch.changes.get(position, b""))
+    end = stretch.ends.get(position)
+    if end is None:
+        group.incomplete = True
+    else:
+        group.sums.extend(map(position_pb2.TableSum.FromString, end.sums))
+    return group
 
 
 def add_loser(batch: change_pb2.LoggedBatch, loser: Loser, tables: Mapping[int, Table]) -> None:
@@ -63,6 +67,7 @@ def add_loser(batch: change_pb2.LoggedBatch, loser: Loser, tables: Mapping[int, 
         batch_id=loser.batch_id,
         node_id=loser.node_id,
         winner_batch_id=loser.winner_batch_id,
+        cause=loser.cause,
     )
 
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from anabranch.store.catalog.databases import Database
-from anabranch.store.log.reader import GroupEnd, Item, Stretch
 from anabranch.store.log.reader_statements import EFFECT_OVERHEAD_BYTES, LOSER_OVERHEAD_BYTES
+from anabranch.store.log.stretch import GroupEnd, Item, Stretch
 from anabranch.v1 import position_pb2
 from anabranch_snapshot.page_tokens import Place
 
@@ -26,13 +26,14 @@ class PassageBatch:
 @dataclass(slots=True)
 class PassageGroup:
     """The part of a group that a passage has. ``began_before``: it is not the first one. ``sums``: of open tables, with
-    the audience "", and of audiences."""
+    the audience "", and of audiences. ``schema_change``: the one that the group begins with, as in a stretch."""
 
     position: int
     began_before: bool
     end: GroupEnd | None
     batches: list[PassageBatch] = field(default_factory=list)
     sums: list[position_pb2.TableSum] = field(default_factory=list)
+    schema_change: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,7 @@ class Passage:
     @property
     def size(self) -> int:
         """About how many bytes it holds."""
-        return sum(
+        return sum(map(len, self.stretch.changes.values())) + sum(
             EFFECT_OVERHEAD_BYTES + len(one.content) if isinstance(one.content, bytes) else LOSER_OVERHEAD_BYTES
             for one in self.stretch.items
         )
@@ -80,14 +81,11 @@ class Passage:
 
 def passage_of(database: Database, stretch: Stretch, start: Place, names: Mapping[str, str]) -> Passage:
     """Put a stretch that was read with scopes, from ``start`` on, into its parts. ``names``: of the nodes in it."""
-    groups: list[PassageGroup] = []
-    touched: set[str] = set()
+    groups = {position: _group(database, stretch, start, position) for position in stretch.positions}
+    touched = {one.audience for group in groups.values() for one in group.sums}
     nodes: set[str] = set()
     for item in stretch.items:
-        if not groups or groups[-1].position != item.position:
-            groups.append(_group(database, stretch, start, item.position))
-            touched.update(one.audience for one in groups[-1].sums)
-        batches = groups[-1].batches
+        batches = groups[item.position].batches
         if not batches or batches[-1].id != item.batch_id:
             batches.append(PassageBatch(item.batch_id, item.node_id))
             nodes.add(item.node_id)
@@ -96,7 +94,7 @@ def passage_of(database: Database, stretch: Stretch, start: Place, names: Mappin
         assert scope is not None
         touched.update(scope.before or (), scope.after or ())
     touched.discard("")
-    return Passage(database, stretch, start, groups, frozenset(touched), frozenset(nodes), names)
+    return Passage(database, stretch, start, list(groups.values()), frozenset(touched), frozenset(nodes), names)
 
 
 def _group(database: Database, stretch: Stretch, start: Place, position: int) -> PassageGroup:
@@ -105,7 +103,7 @@ def _group(database: Database, stretch: Stretch, start: Place, position: int) ->
     sums = [] if end is None else list(map(position_pb2.TableSum.FromString, end.sums))
     # The sum of a whole restricted table is nobody's.
     shown = [one for one in sums if one.audience or _is_open(database, one.table)]
-    return PassageGroup(position, began_before, end, sums=shown)
+    return PassageGroup(position, began_before, end, [], shown, stretch.changes.get(position, b""))
 
 
 def _is_open(database: Database, table: str) -> bool:

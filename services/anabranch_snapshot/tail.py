@@ -40,7 +40,8 @@ from anabranch.runtime.errors import CallError
 from anabranch.runtime.telemetry import current_traceparent, span
 from anabranch.store.catalog.databases import Database
 from anabranch.store.log.history import SeenGroup
-from anabranch.store.log.reader import NO_LIMIT, Stretch, Sums
+from anabranch.store.log.reader import NO_LIMIT, Sums
+from anabranch.store.log.stretch import Stretch
 from anabranch.store.session.availability import is_unavailable
 from anabranch.v1 import change_pb2, errors_pb2
 from anabranch_snapshot.config import SnapshotSettings

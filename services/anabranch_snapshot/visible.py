@@ -12,6 +12,7 @@ before an effect and after it:
   row (an INSERT, or an UPDATE that changed the row's audiences). Neither: nothing.
 * A value that lost is shown with a row that was seen and is seen, or was not there before and is seen.
 * A batch of which nothing is left is left out, except for the node that made it.
+* A schema change is for everybody: it says no more of tables than Describe does.
 * A group of which nothing is left is left out. Where one began in an earlier passage its end is always told: a reader
   that has got a part of it waits for that.
 
@@ -26,7 +27,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from anabranch.store.catalog.databases import Database
-from anabranch.store.log.reader import GroupEnd, Loser, Scope
+from anabranch.store.log.stretch import GroupEnd, Loser, Scope
 from anabranch.v1 import batch_pb2, change_pb2
 from anabranch.values import Table, key_cells
 from anabranch.values.messages import column_writer
@@ -122,7 +123,9 @@ def visible_page(passage: Passage, eye: Eye) -> Visible:
         if change is not None:
             made.audience_change.gained.extend(sorted(change.gained))
             made.audience_change.lost.extend(sorted(change.lost))
-        if made.batches or change is not None or (group.began_before and group.end is not None):
+        made.schema_change = group.schema_change
+        is_told = bool(made.batches or made.schema_change) or change is not None
+        if is_told or (group.began_before and group.end is not None):
             made.sums.extend(one for one in group.sums if not one.audience or one.audience in after)
             page.groups.append(made)
         before = after

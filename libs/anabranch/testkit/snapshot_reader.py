@@ -144,9 +144,10 @@ def whole_groups(pages: Iterator[change_pb2.Page] | Sequence[change_pb2.Page]) -
     for page in pages:
         for part in page.groups:
             if not groups or not groups[-1].incomplete:
-                groups.append(change_pb2.LoggedGroup(position=part.position))
+                groups.append(change_pb2.LoggedGroup(position=part.position, schema_change=part.schema_change))
             group = groups[-1]
             assert group.position == part.position, "a group goes on in another one"
+            assert group.schema_change == part.schema_change, "a part of a group lacks its schema change"
             for batch in part.batches:
                 _add_batch(group, batch)
             if part.HasField("audience_change"):

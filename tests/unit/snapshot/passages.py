@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from anabranch.store.audiences.expression import Audience
 from anabranch.store.catalog.databases import Database
 from anabranch.store.catalog.policy import database_policy
-from anabranch.store.log.reader import Cursor, GroupEnd, Item, Loser, Scope, Stretch, after
+from anabranch.store.log.stretch import Cursor, GroupEnd, Item, Loser, Scope, Stretch, after
 from anabranch.v1 import change_pb2, position_pb2, value_pb2
 from anabranch.values import Column, Kind, Table
 from anabranch_snapshot.page_tokens import Place
@@ -90,6 +90,7 @@ class Group:
     position: int
     batches: list[Batch]
     sums: list[position_pb2.TableSum] = field(default_factory=list)
+    schema_change: bytes = b""
 
 
 def passages(groups: Sequence[Group], sizes: Sequence[int], database: Database = DATABASE) -> list[Passage]:
@@ -101,6 +102,7 @@ def passages(groups: Sequence[Group], sizes: Sequence[int], database: Database =
         for batch in sorted(group.batches, key=lambda batch: batch.id)
     ]
     rows = [(group, batch, number, content) for group, batch, of_it in contents for number, content in enumerate(of_it)]
+    changed = {group.position: group.schema_change for group in groups if group.schema_change}
     made: list[Passage] = []
     place, offset, at = Place(0, after(0)), 0, 0
     while at < len(rows):
@@ -139,7 +141,9 @@ def passages(groups: Sequence[Group], sizes: Sequence[int], database: Database =
             else:
                 end = Cursor(group.position, rows[at][1].id, rows[at][2], 0)
         done, head = at == len(rows), rows[-1][0].position
-        stretch = Stretch(items, ends, more, end, reached, b"c" * 16, done, done, head, b"c" * 16, True, (), "E", 0, 1)
+        changes = {one.position: changed[one.position] for one in items if one.position in changed}
+        moment = (head, b"c" * 16, True, (), "E", 0, 1)
+        stretch = Stretch(items, ends, more, end, reached, b"c" * 16, done, done, *moment, changes)
         made.append(passage_of(database, stretch, place, {}))
         place = Place(reached, end)
     return made

@@ -22,7 +22,7 @@ from tests.unit.snapshot.passages import (
     passages,
 )
 
-from anabranch.store.log.reader import Loser
+from anabranch.store.log.stretch import Loser
 from anabranch.v1 import change_pb2, position_pb2
 from anabranch_snapshot.visible import Eye, SetChange, narrowed, visible_page
 
@@ -222,6 +222,7 @@ class Device:
     effects: list[bytes] = field(default_factory=list)
     batches: set[str] = field(default_factory=set)
     gained: list[frozenset[str]] = field(default_factory=list)
+    schema_changes: list[bytes] = field(default_factory=list)
     _parts: list[change_pb2.LoggedGroup] = field(default_factory=list)
     _open_effect: bool = False
 
@@ -238,6 +239,9 @@ class Device:
         told = {(tuple(part.audience_change.gained), tuple(part.audience_change.lost)) for part in parts}
         assert len(told) == 1
         ((gained, lost),) = told
+        (schema_change,) = {part.schema_change for part in parts}
+        if schema_change:
+            self.schema_changes.append(schema_change)
         self.audiences -= set(lost)
         for key, (_, whose) in list(self.rows.items()):
             # Also one that it would see by what it gains: that comes whole.
@@ -311,7 +315,8 @@ def histories(draw: st.DrawFn) -> tuple[list[Group], list[dict[str, tuple[str, f
             for _ in range(draw(st.integers(1, 3))):
                 batch.changes.append(_change(draw, rows))
             batches.append(batch)
-        groups.append(Group(10 * (i + 1), batches))
+        schema_change = f"change {i}".encode() if draw(st.booleans()) else b""
+        groups.append(Group(10 * (i + 1), batches, schema_change=schema_change))
         states.append(dict(rows))
         if draw(st.booleans()):
             then = draw(sets)
@@ -388,6 +393,7 @@ def test_a_device_comes_to_what_it_may_see(
     assert {key: (title, whose) for key, (title, whose) in device.rows.items()} == expected
     of_node = {batch.id for group in groups for batch in group.batches if batch.node == "n1"}
     assert of_node <= device.batches
+    assert device.schema_changes == [group.schema_change for group in groups if group.schema_change]
 
 
 def test_the_database_of_these_tests_has_one_restricted_table() -> None:

@@ -1,12 +1,9 @@
 """Reads the log: stretches of it, in order, that stop at a number of bytes wherever that falls.
 
-The log is read as one sequence of *items*: of each batch first its effects, then the values that lost because of it.
-A *cursor* is the place of the next item to read; it may lie inside a group, inside a batch, and inside the bytes of one
-effect, so that nothing is too large to be read in parts.
-
 Head, items and the groups' own rows come from one statement and so from one moment: it sees each group as a whole, and
 nothing can appear at or below the head any more. The floor is read by a later statement, because rows at or below the
-floor may go at any time: items count only if the floor, read after them, still lies below.
+floor may go at any time: items count only if the floor, read after them, still lies below. That statement also says
+where schema changes are, which are read where a stretch has some.
 """
 
 from __future__ import annotations
@@ -14,14 +11,24 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import psycopg
 
 from anabranch.store.catalog.databases import UnknownDatabaseError
 from anabranch.store.log.history import SeenGroup
-from anabranch.store.log.reader_statements import AUDIENCE_STRETCH, AUDIENCE_SUMS, FLOOR, STRETCH, SUMS
+from anabranch.store.log.logged_changes import LoggedChange, cut_before, end_of_page, with_changes
+from anabranch.store.log.reader_statements import (
+    AUDIENCE_STRETCH,
+    AUDIENCE_SUMS,
+    CHANGES,
+    FLOOR,
+    MOST_CHANGES,
+    STRETCH,
+    SUMS,
+)
 from anabranch.store.log.seal import EMPTY_CHAIN
+from anabranch.store.log.stretch import Cursor, GroupEnd, Item, Loser, Scope, Stretch, after
 from anabranch.store.session import binary
 from anabranch.store.session.engine import AsyncPool, AsyncSession, SessionOptions, async_pool
 from anabranch.values import postgres_binary
@@ -31,109 +38,6 @@ _HEAD_BYTES = 65
 
 _LOSERS_FROM = 1 << 30
 """Ordinals from here on are those of a batch's losers, in a cursor."""
-_AFTER_ALL_IDS = "~"
-"""Sorts after every batch id in the collation "C"."""
-
-
-class Cursor(NamedTuple):
-    """The place of the next item. ``offset`` counts bytes of that item's effect that were read already."""
-
-    position: int
-    batch_id: str
-    ordinal: int
-    offset: int
-
-    @property
-    def least_needed(self) -> int:
-        """The smallest position whose rows a reader at this place still needs."""
-        return self.position + 1 if self.batch_id == _AFTER_ALL_IDS else self.position
-
-    @property
-    def between_groups(self) -> bool:
-        """Whether every group that was begun has been read to its end."""
-        return self.batch_id == _AFTER_ALL_IDS
-
-
-def after(position: int) -> Cursor:
-    """The place behind everything at ``position``."""
-    return Cursor(position, _AFTER_ALL_IDS, 0, 0)
-
-
-@dataclass(frozen=True, slots=True)
-class Loser:
-    """A value that lost. ``value`` is a serialized ``anabranch.v1.Value``, None where it was left out for its size;
-    ``column`` is "" where a whole row lost."""
-
-    table_id: int
-    key: str
-    column: str
-    value: bytes | None
-    batch_id: str
-    node_id: str
-    winner_batch_id: str
-
-
-class Scope(NamedTuple):
-    """The audiences of an item's row before and after it, as far as the log says: None in a table that was open to
-    everybody. ``type`` is that of an effect, an ``anabranch.v1.EffectType``, and ``head`` its first bytes, which name
-    its table. ``goes_on``: the item is not the effect's beginning."""
-
-    table_id: int
-    key: str
-    type: int
-    before: Sequence[str] | None
-    after: Sequence[str] | None
-    head: bytes
-    goes_on: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Item:
-    """An effect (serialized bytes, or a part of them) or a loser of a batch. ``scope``: where it was asked for."""
-
-    position: int
-    batch_id: str
-    node_id: str
-    content: bytes | Loser
-    scope: Scope | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class GroupEnd:
-    """A group that a stretch completes. ``sums`` are serialized ``anabranch.v1.TableSum``."""
-
-    chain: bytes
-    sums: Sequence[bytes]
-
-
-@dataclass(frozen=True, slots=True)
-class Stretch:
-    """The result of one read.
-
-    ``items`` in order; ``ends`` the groups completed, by position; ``effect_incomplete``: the last item is an effect
-    that goes on; ``end`` the cursor for the next read. ``reached`` is the last position of which nothing is missing,
-    and ``chain`` its chain, None where the log has no group at the position that the read started from. ``exhausted``:
-    there is nothing more up to the position where the read was to stop, ``at_head``: nothing more at all.
-    ``known_base``: the log has a group at ``base``, or ``base`` is 0 or the floor. ``lost``: of the positions that this
-    history must have, those that it lacks.
-    """
-
-    items: Sequence[Item]
-    ends: dict[int, GroupEnd]
-    effect_incomplete: bool
-    end: Cursor
-    reached: int
-    chain: bytes | None
-    exhausted: bool
-    at_head: bool
-    head: int
-    head_chain: bytes
-    known_base: bool
-    lost: Sequence[SeenGroup]
-    epoch: str
-    floor: int
-    schema_version: int
-
 
 NO_LIMIT = 2**63 - 1
 """Reads to the head."""
@@ -205,17 +109,36 @@ async def read_stretch(
         stretch, floor = _cursor(conn), _cursor(conn)
         await stretch.execute(AUDIENCE_STRETCH if scoped else STRETCH, parameters, prepare=True, binary=True)
         # A statement of its own sees the commits made while the first one ran.
-        await floor.execute(FLOOR, parameters[:1], prepare=True, binary=True)
+        looked_at = [parameters[0], postgres_binary.int8(cursor.least_needed), parameters[7]]
+        await floor.execute(FLOOR, looked_at, prepare=True, binary=True)
         rows = await stretch.fetchall()
         state = await floor.fetchone()
     if state is None:
         raise UnknownDatabaseError(f"database number {database_id} is gone")
-    return _stretch(rows, state, base, cursor, up_to, known, scoped)
+    *state_then, positions, sizes = state
+    found = _stretch(rows, state_then, base, cursor, up_to, known, scoped)
+    if not positions or positions[0] > found.end.position:
+        return found
+    waiting = {at: size for at, size in zip(positions, sizes, strict=True) if at <= found.end.position}
+    end = end_of_page(found, waiting, max_bytes, most=MOST_CHANGES)
+    if end is not None:
+        found, waiting = cut_before(found, end), {at: size for at, size in waiting.items() if at < end}
+    return await _with_changes(conn, database_id, found, waiting)
+
+
+async def _with_changes(conn: AsyncSession, database_id: int, found: Stretch, positions: Iterable[int]) -> Stretch:
+    cursor = _cursor(conn)
+    wanted = [postgres_binary.int8(database_id), postgres_binary.int8_array(list(positions))]
+    await cursor.execute(CHANGES, wanted, prepare=True, binary=True)
+    rows = await cursor.fetchall()
+    if not rows:
+        raise UnknownDatabaseError(f"database number {database_id} is gone")
+    return with_changes(found, rows[0][0], [LoggedChange(*row[1:]) for row in rows])
 
 
 def _stretch(
     rows: Sequence[tuple[Any, ...]],
-    state: tuple[Any, ...],
+    state: Sequence[Any],
     base: int,
     cursor: Cursor,
     up_to: int,
@@ -225,7 +148,7 @@ def _stretch(
     epoch, floor, schema_version = state
     head, head_chain, base_chain = rows[0][:3]
     head, head_chain = (0, EMPTY_CHAIN) if head is None else (head, head_chain)
-    lost = [one for one, found in zip(known, rows[0][19] or (), strict=True) if one.is_lost(found, floor, head)]
+    lost = [one for one, found in zip(known, rows[0][20] or (), strict=True) if one.is_lost(found, floor, head)]
     chain: bytes | None = EMPTY_CHAIN if base == 0 else base_chain
     known_base = chain is not None or base == floor
     items: list[Item] = []
@@ -270,13 +193,13 @@ def _stretch(
 
 
 def _loser(row: tuple[Any, ...], value: bytes | None) -> Loser:
-    table_id, key, column, losing_batch, losing_node, winning_batch = row[13:19]
-    return Loser(table_id, key, column, value, losing_batch, losing_node, winning_batch)
+    table_id, key, column, losing_batch, losing_node, winning_batch, cause = row[13:20]
+    return Loser(table_id, key, column, value, losing_batch, losing_node, winning_batch, cause)
 
 
 def _scope(row: tuple[Any, ...], content: bytes | None, *, goes_on: bool) -> Scope:
     table_id, key = row[13:15]
-    kind, before, after, head = row[20:24]
+    kind, before, after, head = row[21:25]
     return Scope(table_id, key, kind, before, after, head or (content or b"")[:_HEAD_BYTES], goes_on)
 
 

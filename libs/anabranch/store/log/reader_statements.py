@@ -17,7 +17,8 @@ def _stretch(
     return f"""
 select h.position, h.chain, b.chain,
        i.position, i.batch_id, i.kind, i.ordinal, i.node_id, i.content, i.more, i.next_position, g.chain, g.sums,
-       i.table_id, i.key, i.column_name, i.losing_batch, i.losing_node, i.winning_batch, k.chains{selected}
+       i.table_id, i.key, i.column_name, i.losing_batch, i.losing_node, i.winning_batch, i.cause,
+       k.chains{selected}
 from (select 1) one
 left join lateral (
     select position, chain from anabranch.groups where database_id = $1::int8 order by position desc limit 1
@@ -34,7 +35,7 @@ left join lateral (
 ) k on true
 left join lateral (
     select number, position, batch_id, kind, ordinal, node_id, next_position, table_id, key, column_name, losing_batch,
-           losing_node, winning_batch,
+           losing_node, winning_batch, cause,
            case when number = 1 and kind = 0 then substring(content from $6::int8::int + 1 for $9::int8::int)
                 else content end as content,
            number = 1 and kind = 0 and bytes - $6::int8 > $9::int8 as more{carried}
@@ -44,7 +45,7 @@ left join lateral (
         from (
             (select position, batch_id, 0 as kind, ordinal, node_id, effect as content, octet_length(effect) as bytes,
                     {EFFECT_OVERHEAD_BYTES}{overhead} as overhead, table_id, key, '' as column_name, '' as losing_batch,
-                    '' as losing_node, '' as winning_batch{of_log}
+                    '' as losing_node, '' as winning_batch, 0::int2 as cause{of_log}
              from anabranch.log
              where database_id = $1::int8 and (position, batch_id, ordinal) >= ($3::int8, $4::text, $5::int8)
                and position <= least(h.position, $8::int8)
@@ -76,7 +77,7 @@ def _losers(of_conflicts: str) -> str:
                     case when octet_length(losing_value) <= {MOST_LOSING_VALUE_BYTES} then octet_length(losing_value)
                          else 0 end,
                     {LOSER_OVERHEAD_BYTES} + 2 * octet_length(key), table_id, key, column_name, losing_batch,
-                    losing_node, winning_batch{of_conflicts}
+                    losing_node, winning_batch, cause{of_conflicts}
              from anabranch.conflicts
              where database_id = $1::int8 and (position, batch_id, ordinal) >= ($3::int8, $4::text, $7::int8)
                and position <= least(h.position, $8::int8)
@@ -102,9 +103,33 @@ AUDIENCE_STRETCH = _stretch(
 """STRETCH of a database with restricted tables: also the effect's type, and the row's audiences before and after it;
 and the first bytes of an effect that the cursor lies in, where it has none."""
 
-FLOOR = b"""
-select epoch, floor_ms, schema_version from anabranch.databases where id = $1::int8
+MOST_CHANGES = 64
+"""Schema changes of one stretch."""
+
+FLOOR = f"""
+select d.epoch, d.floor_ms, d.schema_version, c.positions, c.sizes
+from anabranch.databases d
+left join lateral (
+    select array_agg(n.position order by n.position) as positions, array_agg(n.size order by n.position) as sizes
+    from (select position, octet_length(change)::int8 as size from anabranch.schema_changes
+          where database_id = $1::int8 and position >= $2::int8 and position <= $3::int8
+          order by position limit {MOST_CHANGES}) n
+) c on true
+where d.id = $1::int8
+""".encode()
+"""$1 database; between $2 and $3 the next positions of schema changes, and how many bytes these have."""
+
+CHANGES = b"""
+select d.floor_ms, c.position, c.change, g.chain, g.sums
+from anabranch.databases d
+join anabranch.schema_changes c on c.database_id = d.id and c.position = any($2::int8[])
+left join lateral (
+    select x.chain, x.sums from anabranch.groups x where x.database_id = d.id and x.position = c.position limit 1
+) g on true
+where d.id = $1::int8
+order by c.position
 """
+"""$1 database; the schema changes at the positions $2, each with its group, as far as it is there; and the floor."""
 
 SUMS = b"""
 select coalesce(h.position, 0), h.chain, d.epoch, d.floor_ms, d.schema_version, t.name, s.row_count, s.row_hash,
