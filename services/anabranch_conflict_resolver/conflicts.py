@@ -11,7 +11,7 @@ from anabranch.runtime.errors import CallError
 from anabranch.store.catalog.databases import Database
 from anabranch.store.log.conflicts import ConflictPlace, Listed, Lost, WantedConflicts, named
 from anabranch.store.log.seal import open_content, seal_content
-from anabranch.v1 import batch_pb2, errors_pb2, resolver_pb2
+from anabranch.v1 import batch_pb2, change_pb2, errors_pb2, resolver_pb2
 from anabranch.values import Table, key_cells, key_text
 from anabranch.values.messages import column_reader, column_writer
 
@@ -93,6 +93,7 @@ def _conflict(table: Table, lost: Lost) -> resolver_pb2.Conflict:
         losing_node=batch_pb2.Node(id=lost.losing_node, name=lost.losing_node_name),
         winning_batch_id=lost.winning_batch,
         winning_node=batch_pb2.Node(id=lost.winning_node, name=lost.winning_node_name),
+        cause=change_pb2.LossCause.ValueType(lost.cause),
     )
 
 

@@ -23,10 +23,12 @@ from anabranch.store.inbox.explain import KnownOfBatch, known
 from anabranch.store.inbox.take import Taken
 from anabranch.store.session.engine import Session, SessionOptions
 from anabranch.v1 import batch_pb2, change_pb2, errors_pb2, resolver_pb2, value_pb2, verdict_pb2
+from anabranch.values.messages import column_writer
 from anabranch.wire.envelopes import Received, least_id, receive
 from anabranch_conflict_resolver.batch.results import Applied, Change, Rejection, Result
 from anabranch_conflict_resolver.batch.rights import Rights
 from anabranch_conflict_resolver.batch.verdicts import applied_verdict, rejected_verdict, waiting_verdict
+from anabranch_conflict_resolver.captured.server_batches import schema_batch_id
 from anabranch_conflict_resolver.functions.child import Asking, Functions
 from anabranch_conflict_resolver.group.attempt import decide_group
 from anabranch_conflict_resolver.group.cache import Cache, current
@@ -220,7 +222,8 @@ def _answer(
     if not isinstance(result, Applied):
         verdict = waiting_verdict(result.taken.batch_id)
         return resolver_pb2.ExplainResponse(verdict=verdict, waits_for=result.why)
-    keys = result.candidate.decoded.keys
+    decoded = result.candidate.decoded
+    keys = decoded.keys
     losers = []
     for conflict in result.decision.conflicts:
         table = tables[conflict.table]
@@ -237,6 +240,19 @@ def _answer(
                 winner_batch_id=conflict.winning_batch,
             )
         )
+    losers += [
+        change_pb2.Loser(
+            table=lost.table,
+            key=tables[lost.table].key_values(keys[lost.table, lost.key]),
+            column=lost.former.column.name,
+            value=column_writer(lost.former.column)(lost.value),
+            batch_id=result.taken.batch_id,
+            node_id=result.taken.node_id,
+            winner_batch_id=schema_batch_id(lost.former.dropped_position),
+            cause=change_pb2.LOSS_CAUSE_COLUMN_DROPPED,
+        )
+        for lost in decoded.lost
+    ]
     return resolver_pb2.ExplainResponse(
         verdict=applied_verdict(tables, position, result, of_batch),
         effects=[change_pb2.Effect.FromString(one.effect.data) for one in result.changes if _is_seen(one, of_batch)],

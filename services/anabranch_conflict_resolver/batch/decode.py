@@ -2,6 +2,11 @@
 
 A ``Decoder`` belongs to one database at one schema version. It keeps the way to read each (table, type, columns) that
 it has met, so that a row costs a call for each value and no look-up.
+
+A batch may be older than the tables are. It names tables and columns by their identities, so that renames change
+nothing for it. A value for a column that was retyped is read as that column was, and waits to be cast (``carried``);
+one for a column that is gone is taken out and kept as lost. A name that is no identity, and never was, may be today's
+name in SQL: of a writer that knows no others.
 """
 
 from __future__ import annotations
@@ -18,10 +23,11 @@ from anabranch import limits
 from anabranch.merge import Mutation, MutationType, RowChange, function_of, ulid_time_ms
 from anabranch.store.catalog.databases import Database
 from anabranch.v1 import batch_pb2, errors_pb2, value_pb2
-from anabranch.values import Cell, Kind, Table, key_text
+from anabranch.values import Cell, Column, Kind, Table, key_text
 from anabranch.values.cells import Literal
 from anabranch.values.growth import MAY_GROW, growth_of
 from anabranch.values.messages import ARMS, NotGivenError, Reader, column_reader
+from anabranch.values.table import FormerColumn
 
 RowKey = tuple[str, str]
 """Table name and key text."""
@@ -55,10 +61,35 @@ class _Refuse(Exception):
 
 
 @dataclass(slots=True)
+class Lost:
+    """A value for a column that is gone; ``mutation`` is the place of the change that gave it."""
+
+    mutation: int
+    table: str
+    key: str
+    former: FormerColumn
+    value: Cell
+
+
+@dataclass(slots=True)
+class Uncast:
+    """A value for a column that was retyped since, of one row of a mutation. It becomes a value of the last one of
+    ``ways``, the columns that it became one after the other, and then stands in ``values``."""
+
+    mutation: int
+    table: str
+    values: dict[str, Cell]
+    former: Column
+    ways: tuple[Column, ...]
+    cell: Cell
+
+
+@dataclass(slots=True)
 class Decoded:
     """A batch, read. ``keys`` holds the key's cells of every row that it touches; ``twice``: it touches one of them
     more than once; ``expects_rows``: those that it updates or deletes. ``grown``: how many bytes more its values have
-    where Postgres prints them. With ``refusal`` the rest is empty."""
+    where Postgres prints them. ``uncast`` and ``lost``: values for columns that were retyped since, or are gone;
+    ``emptied``: updates that gave values for gone columns only, with these. With ``refusal`` the rest is empty."""
 
     time_ms: int = 0
     mutations: list[Mutation] = field(default_factory=list)
@@ -66,6 +97,9 @@ class Decoded:
     twice: bool = False
     expects_rows: bool = False
     grown: int = 0
+    uncast: list[Uncast] = field(default_factory=list)
+    lost: list[Lost] = field(default_factory=list)
+    emptied: dict[int, tuple[str, ...]] = field(default_factory=dict)
     refusal: Refusal | None = None
 
 
@@ -74,7 +108,10 @@ class _Shape:
 
     __slots__ = (
         "arms",
+        "called",
         "counters",
+        "emptied",
+        "former",
         "growing",
         "key_at",
         "kind",
@@ -89,22 +126,23 @@ class _Shape:
         "width",
     )
 
-    def __init__(self, table: Table, kind: MutationType, names: tuple[str, ...]) -> None:
-        unknown = [name for name in names if name not in table.by_name]
-        if unknown:
-            raise _Refuse(errors_pb2.REASON_UNKNOWN_COLUMN, f"the table has no column {_quoted(unknown[0])}")
-        if len(set(names)) != len(names):
-            twice = next(name for name in names if names.count(name) > 1)
-            raise _Refuse(errors_pb2.REASON_UNKNOWN_COLUMN, f"column {_quoted(twice)} is given twice")
+    def __init__(self, table: Table, kind: MutationType, given: tuple[str, ...]) -> None:
+        columns, former = _found(table, given)
+        names = tuple([column.name for column in columns])
         for name in table.key_columns:
             if name not in names:
-                raise _Refuse(errors_pb2.REASON_INCOMPLETE_KEY, f"key column {_quoted(name)} is not given")
+                sql_name = table.by_name[name].sql_name
+                raise _Refuse(errors_pb2.REASON_INCOMPLETE_KEY, f"key column {_quoted(sql_name)} is not given")
         if kind is MutationType.DELETE and len(names) != len(table.key_columns):
             raise _Refuse(errors_pb2.REASON_INVALID_COLUMNS, "a delete names columns beside the key's")
-        columns = [table.by_name[name] for name in names]
+        self.former = former
+        gone = tuple([one.column.name for one, ways in former if not ways])
+        only_gone = kind is MutationType.UPDATE and len(gone) + len(table.key_columns) == len(names)
+        self.emptied = gone if only_gone else ()
         self.table = table
         self.kind = kind
         self.names = names
+        self.called = [column.sql_name for column in columns]
         self.width = len(names)
         self.readers: list[Reader] = [_generated if c.generated else column_reader(c) for c in columns]
         # Arrays and uuids are read by functions of their own, and so are all values where a column is generated.
@@ -141,15 +179,15 @@ class _Shape:
             for i in self.text_at:
                 cell = cells[i]
                 if (type(cell) is str and "\0" in cell) or (type(cell) in _HOLDING_TEXT and _has_nul(cell)):
-                    text = f"column {_quoted(self.names[i])} holds text with a NUL character"
+                    text = f"column {_quoted(self.called[i])} holds text with a NUL character"
                     raise _Refuse(errors_pb2.REASON_NUL_IN_TEXT, text)
         key = (cells[self.key_at[0]],) if self.simple_key else tuple([cells[i] for i in self.key_at])
         if None in key:
-            name = self.names[self.key_at[key.index(None)]]
+            name = self.called[self.key_at[key.index(None)]]
             raise _Refuse(errors_pb2.REASON_INCOMPLETE_KEY, f"key column {_quoted(name)} is NULL or not given")
         for i in self.uuid_at:
             if not _UUID.fullmatch(str(cells[i])):
-                raise _Refuse(errors_pb2.REASON_INVALID_VALUE, f"column {_quoted(self.names[i])} holds no uuid")
+                raise _Refuse(errors_pb2.REASON_INVALID_VALUE, f"column {_quoted(self.called[i])} holds no uuid")
         text = key[0] if self.simple_key else key_text(key)
         if len(text) > _SURELY_SHORT and self.kind is MutationType.INSERT:
             size = len(text.encode())
@@ -176,17 +214,31 @@ class _Shape:
                 cells.append(None)
                 missing.append(i)
             except _GeneratedGiven:
-                text = f"column {_quoted(self.names[i])} is generated by the database"
+                text = f"column {_quoted(self.called[i])} is generated by the database"
                 raise _Refuse(errors_pb2.REASON_GENERATED_COLUMN, text) from None
             except ValueError as error:
-                text = f"column {_quoted(self.names[i])}: {error}"
+                text = f"column {_quoted(self.called[i])}: {error}"
                 raise _Refuse(errors_pb2.REASON_INVALID_VALUE, text) from None
         for i in self.key_at:
             if type(cells[i]) is Literal:
                 # Its text need not be the one that Postgres prints, by which rows are known.
-                text = f"key column {_quoted(self.names[i])} takes a number of microseconds, not a moment in words"
+                text = f"key column {_quoted(self.called[i])} takes a number of microseconds, not a moment in words"
                 raise _Refuse(errors_pb2.REASON_INVALID_VALUE, text)
         return cells, missing
+
+    def take_former(self, decoded: Decoded, key: str, values: dict[str, Cell]) -> None:
+        """Take the values for columns that are former ones out of a row of the mutation that is read."""
+        number, table = len(decoded.mutations), self.table.name
+        for former, ways in self.former:
+            name = former.column.name
+            if name not in values:
+                continue
+            cell = values.pop(name)
+            if ways:
+                decoded.uncast.append(Uncast(number, table, values, former.column, ways, cell))
+            elif cell is not None or self.kind is MutationType.UPDATE:
+                # A row that is inserted without a value for it has lost nothing.
+                decoded.lost.append(Lost(number, table, key, former, cell))
 
     def growth(self, values: Mapping[str, Cell]) -> int:
         """By how many bytes the values of a row grow."""
@@ -221,6 +273,43 @@ class _Shape:
         return shown
 
 
+def _found(table: Table, given: Sequence[str]) -> tuple[list[Column], list[tuple[FormerColumn, tuple[Column, ...]]]]:
+    """The columns that a mutation names, as it knew them, and those of them that are former ones, each with the columns
+    that it became, one after the other: none where it is gone."""
+    past = {one.column.name: one for one in table.former}
+    by_sql_name = {column.sql_name: column for column in table.columns}
+    columns: list[Column] = []
+    former: list[tuple[FormerColumn, tuple[Column, ...]]] = []
+    taken: set[str] = set()
+    for name in given:
+        column = table.by_name.get(name)
+        if column is None and name in past:
+            column = past[name].column
+            ways = _ways(table, past, past[name])
+            former.append((past[name], ways))
+        elif column is None:
+            column = by_sql_name.get(name)
+        if column is None:
+            raise _Refuse(errors_pb2.REASON_UNKNOWN_COLUMN, f"the table has no column {_quoted(name)}")
+        columns.append(column)
+    for name in [*(column.name for column in columns), *(ways[-1].name for _, ways in former if ways)]:
+        if name in taken:
+            raise _Refuse(errors_pb2.REASON_UNKNOWN_COLUMN, f"column {_quoted(name)} is given twice")
+        taken.add(name)
+    return columns, former
+
+
+def _ways(table: Table, past: Mapping[str, FormerColumn], former: FormerColumn) -> tuple[Column, ...]:
+    ways: list[Column] = []
+    while former.successor:
+        column = table.by_name.get(former.successor)
+        if column is not None:
+            return (*ways, column)
+        former = past[former.successor]
+        ways.append(former.column)
+    return ()
+
+
 class _GeneratedGiven(ValueError):
     pass
 
@@ -248,10 +337,11 @@ def _quoted(name: str) -> str:
 class Decoder:
     """Reads payloads for one database. ``stopped``: tables that can't be synced as they are, and why, in words."""
 
-    __slots__ = ("_any_grow", "_grow_always", "_shapes", "_stopped", "_tables")
+    __slots__ = ("_any_grow", "_grow_always", "_identities", "_shapes", "_stopped", "_tables")
 
     def __init__(self, database: Database, stopped: Mapping[str, str] = _NONE) -> None:
         self._tables = database.tables
+        self._identities = {table.sql_name: name for name, table in self._tables.items()}
         self._stopped = stopped
         growths = [growth_of(column) for table in database.tables.values() for column in table.columns]
         self._any_grow = any(growths)
@@ -285,8 +375,8 @@ class Decoder:
     def _read(
         self, mutation: batch_pb2.DbMutation, decoded: Decoded, look_for_nul: bool, look_for_growth: bool
     ) -> None:
-        table = mutation.table
-        shape = self._shape(table, mutation.type, tuple(mutation.columns))
+        shape = self._shape(mutation.table, mutation.type, tuple(mutation.columns))
+        table = shape.table.name
         if not mutation.rows:
             raise _Refuse(errors_pb2.REASON_EMPTY, "the mutation has no row")
         keys = decoded.keys
@@ -308,8 +398,12 @@ class Decoder:
                 if decoded.grown > limits.MAX_BATCH_BYTES:
                     text = _grows("the batch", limits.MAX_BATCH_BYTES)
                     raise _Refuse(errors_pb2.REASON_LIMIT_EXCEEDED, text)
+            if shape.former:
+                shape.take_former(decoded, key, values)
         if shape.kind is not MutationType.INSERT:
             decoded.expects_rows = True
+        if shape.emptied:
+            decoded.emptied[len(decoded.mutations)] = shape.emptied
         decoded.mutations.append(Mutation(table, shape.kind, rows))
 
     def _shape(self, table: str, kind: int, names: tuple[str, ...]) -> _Shape:
@@ -317,11 +411,12 @@ class Decoder:
         if shape is None:
             if kind not in _TYPES:
                 raise _Refuse(errors_pb2.REASON_MALFORMED, f"there is no mutation type {kind}")
-            if table in self._stopped:
-                raise _Refuse(errors_pb2.REASON_TABLE_CHANGED, self._stopped[table])
-            if table not in self._tables:
+            identity = table if table in self._tables else self._identities.get(table, table)
+            if identity in self._stopped:
+                raise _Refuse(errors_pb2.REASON_TABLE_CHANGED, self._stopped[identity])
+            if identity not in self._tables:
                 raise _Refuse(errors_pb2.REASON_UNKNOWN_TABLE, f"there is no synced table {_quoted(table)}")
-            shape = _Shape(self._tables[table], MutationType(kind), names)
+            shape = _Shape(self._tables[identity], MutationType(kind), names)
             # Callers choose the column sets: so the number that is kept has a limit.
             if len(self._shapes) >= _MOST_SHAPES:
                 self._shapes.clear()

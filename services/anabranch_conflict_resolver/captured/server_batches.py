@@ -43,6 +43,11 @@ def server_batch_id(position: int, number: int) -> str:
     return str(ULID.from_bytes(bytes(6) + position.to_bytes(6, "big") + number.to_bytes(4, "big")))
 
 
+def schema_batch_id(position: int) -> str:
+    """The id of the server's batch of the schema change at ``position``: behind all others of the server there."""
+    return server_batch_id(position, 2**32 - 1)
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """A change of one row: the row before and after, None where there is none. ``link``: the same as captured;

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from anabranch.merge import RowState
 from anabranch.store.capture import captured
 from anabranch.store.capture.captured import Captured
-from anabranch.store.group.records import read_versions
 from anabranch.store.group.rows import Row
 from anabranch.store.session.engine import Session
 from anabranch.values import key_text
@@ -15,7 +14,7 @@ from anabranch_conflict_resolver.batch.decode import RowKey
 from anabranch_conflict_resolver.captured.server_batches import Step
 from anabranch_conflict_resolver.group.table import SyncedTable
 from anabranch_conflict_resolver.group.tables import SyncedDatabase
-from anabranch_conflict_resolver.group.view import View
+from anabranch_conflict_resolver.group.view import View, read_histories
 
 
 def steps_of(conn: Session, synced: SyncedDatabase, rows: Sequence[Captured]) -> dict[int, list[Step]]:
@@ -51,13 +50,10 @@ def _at(table: SyncedTable, row: Row | None) -> RowKey | None:
 def know(conn: Session, synced: SyncedDatabase, view: View, rows: Iterable[RowKey]) -> None:
     """Add the histories of ``rows`` to the view, where it does not have them. The values of such a row are not added:
     it is not locked."""
-    tables = synced.tables
-    unknown = [at for at in rows if at not in view.states]
-    numbers = {tables[name].table.id: name for name in {name for name, _ in unknown}}
-    found = read_versions(conn, [(tables[name].table.id, key) for name, key in unknown])()
-    for (number, key), version in found.items():
-        view.states[numbers[number], key] = RowState(None if version.tombstone_batch is not None else {}, version)
+    found = read_histories(conn, synced.tables, [at for at in rows if at not in view.states])()
+    for at, version in found.items():
+        view.states[at] = RowState(None if version.tombstone_batch is not None else {}, version)
         if version.audience is not None:
-            view.audiences[numbers[number], key] = version.audience
+            view.audiences[at] = version.audience
     if found:
-        view.versioned |= {(numbers[number], key) for number, key in found}
+        view.versioned |= found.keys()

@@ -12,6 +12,7 @@ from anabranch.store.inbox import neighbours, parking, take
 from anabranch.store.inbox.parking import Parking
 from anabranch.store.inbox.take import Taken
 from anabranch.v1 import errors_pb2
+from anabranch_conflict_resolver.batch.carried import cast_values
 from anabranch_conflict_resolver.batch.decode import Decoded, Refusal
 from anabranch_conflict_resolver.batch.results import Candidate, Rejection, Result, Waiting
 from anabranch_conflict_resolver.blame.evidence import FAILURES_AT_MOST, given_up
@@ -32,18 +33,23 @@ class Sorted:
 
 def sort_out(context: Context, taken: Sequence[Taken], read: Callable[[Taken], Decoded]) -> Sorted:
     """Refuse batches that need no rules, hold those that wait for their ``prev``, and ``read`` the rest. ``taken`` is
-    in the order of ids."""
+    in the order of ids. Values for columns that were retyped since are cast.
+
+    Raises:
+        psycopg.Error: Postgres refused a statement.
+    """
     policy = context.synced.database.policy
     oldest_ms = context.now_ms - policy.retention_days * _DAY_MS
     done = _patient(context, taken)
     made = Sorted()
+    unread = {one.batch_id: _refusal_unread(one) for one in taken}
+    known = {one.batch_id: read(one) for one in taken if unread[one.batch_id] is None}
+    cast_values(context.conn, known.values())
     for one in taken:
         until_ms = one.arrived_ms + policy.park_ms
         may_wait = context.now_ms < until_ms
-        decoded = None
-        refusal = _refusal_unread(one)
-        if refusal is None:
-            decoded = read(one)
+        decoded, refusal = known.get(one.batch_id), unread[one.batch_id]
+        if decoded is not None:
             refusal = _refusal(decoded, oldest_ms)
         if refusal is not None:
             made.results.append(

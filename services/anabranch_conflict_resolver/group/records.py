@@ -31,6 +31,7 @@ from anabranch.store.session.binary import Cursor
 from anabranch.store.session.engine import Session
 from anabranch.v1 import position_pb2, verdict_pb2
 from anabranch.values.canonical import SUM_MODULUS
+from anabranch_conflict_resolver.batch.carried import lost_rows
 from anabranch_conflict_resolver.batch.decode import RowKey
 from anabranch_conflict_resolver.batch.results import Applied, Change, Rejection, Result, Spill, joined, numbered
 from anabranch_conflict_resolver.batch.rights import Rights
@@ -188,7 +189,7 @@ def _gather_applied(
     verdict = verdict or applied_verdict(tables, position, result, rights).SerializeToString()
     row = BatchRow(batch_id, node_id, taken.principal, taken.payload_sha256, _APPLIED, 0, place, verdict)
     records.batches.append(row)
-    if decision.conflicts:
+    if decision.conflicts or candidate.decoded.lost:
         _gather_conflicts(records, tables, result)
 
 
@@ -227,6 +228,11 @@ def _gather_conflicts(records: Records, tables: Mapping[str, SyncedTable], resul
                 None if whom is None else whom.after,
             )
         )
+    taken, lost = result.taken, result.candidate.decoded.lost
+    if lost:
+        numbers = {name: table.table.id for name, table in tables.items()}
+        first = len(result.accepting.decision.conflicts)
+        records.conflicts += lost_rows(taken.batch_id, taken.node_id, lost, numbers, seen, first)
 
 
 def _add_audiences(sums: AudienceChanges, changes: Sequence[Change]) -> None:

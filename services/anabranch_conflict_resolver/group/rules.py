@@ -6,6 +6,7 @@ from anabranch.limits import BATCH_EXPIRY_MS
 from anabranch.merge import Accepted, Asked, Batch, Parked, Rejected, resolve
 from anabranch.store.inbox.parking import Parking
 from anabranch.v1 import errors_pb2
+from anabranch_conflict_resolver.batch.carried import without_gone
 from anabranch_conflict_resolver.batch.results import Accepting, Candidate, Rejection, Waiting
 from anabranch_conflict_resolver.batch.rights import Rights
 from anabranch_conflict_resolver.functions.ask import PutOff, Unanswered, with_answers
@@ -46,7 +47,7 @@ def decide(context: Context, progress: Progress, candidate: Candidate) -> Accept
     states = seen_states(view, candidate, rights, context.synced.database.restricted)
     decision = resolve(batch, states, context.synced.database.table_policy)
     if isinstance(decision, Accepted):
-        return _allowed(context, view, Accepting(candidate, batch, decision), rights)
+        return _allowed(context, view, Accepting(candidate, batch, without_gone(decoded, decision)), rights)
     if isinstance(decision, Asked):
         answered = with_answers(context.asking, context.synced, batch, states, decision)
         if isinstance(answered, PutOff):
@@ -55,7 +56,7 @@ def decide(context: Context, progress: Progress, candidate: Candidate) -> Accept
         if isinstance(answered, Unanswered):
             return _unanswered(view, candidate, answered)
         if isinstance(answered, Accepted):
-            return _allowed(context, view, Accepting(candidate, batch, answered), rights)
+            return _allowed(context, view, Accepting(candidate, batch, without_gone(decoded, answered)), rights)
         decision = answered
     if isinstance(decision, Parked):
         number = context.synced.tables[decision.table].table.id

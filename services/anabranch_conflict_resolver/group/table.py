@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from anabranch.store.audiences.row_audiences import RowAudiences
 from anabranch.store.group.rows import TableSql
@@ -30,6 +30,8 @@ class SyncedTable:
     """The audiences of its rows; None for an open table."""
     gives_audiences: bool = False
     """Whether a membership query reads it."""
+    successors: Mapping[str, str] = field(default_factory=dict)
+    """The columns that it had and that were retyped, each with the column that it is by now."""
 
     def key_values(self, key: Sequence[Cell]) -> list[value_pb2.Value]:
         """A key's cells as Values."""
@@ -39,3 +41,17 @@ class SyncedTable:
         """A whole row with its column names."""
         values = [self.writers[name](cell) for name, cell in zip(self.names, row, strict=True)]
         return value_pb2.NamedRow(columns=self.names, values=values)
+
+
+def successors(table: Table) -> Mapping[str, str]:
+    """The columns that a table had and that were retyped, each with the column that it is by now; those that are gone
+    are left out."""
+    became = {former.column.name: former.successor for former in table.former if former.successor}
+    found = {}
+    for name in became:
+        now = name
+        while now in became:
+            now = became[now]
+        if now in table.by_name:
+            found[name] = now
+    return found

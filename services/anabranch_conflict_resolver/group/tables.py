@@ -16,7 +16,7 @@ from anabranch.values.messages import column_writer
 from anabranch.wire.effects import EffectBuilder
 from anabranch_conflict_resolver.batch.decode import Decoder
 from anabranch_conflict_resolver.batch.verdict_bytes import Head, mutation_writer
-from anabranch_conflict_resolver.group.table import SyncedTable
+from anabranch_conflict_resolver.group.table import SyncedTable, successors
 
 Kinds = Mapping[str, frozenset[MutationType]]
 """By table, some types of changes."""
@@ -80,6 +80,7 @@ def compile_database(
             table.column_names,
             RowAudiences(table, audience) if audience is not None else None,
             name in read_by_queries,
+            successors(table),
         )
     primary_keys = frozenset(table.primary_key for table in tables.values() if table.primary_key)
     once_a_group = frozenset(

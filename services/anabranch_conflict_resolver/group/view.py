@@ -6,10 +6,10 @@ state: the rules call it unknown.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 
-from anabranch.merge import RowState
+from anabranch.merge import RowState, RowVersion
 from anabranch.store.audiences.row_audiences import Audiences
 from anabranch.store.group.records import read_versions
 from anabranch.store.group.rows import Row
@@ -73,7 +73,7 @@ def load_view(
         (unknown if at in new else known).setdefault(at[0], []).append(cells)
     by_table = sorted(known.keys() | unknown.keys(), key=lambda name: tables[name].rank)
     answers = [tables[name].sql.lock(conn, known.get(name, ()), new=unknown.get(name, ())) for name in by_table]
-    versions = read_versions(conn, [(tables[table].table.id, key) for table, key in keys])
+    histories = read_histories(conn, tables, keys)
     rows, states = view.rows, view.states
     busy: set[RowKey] = set()
     for name, answer in zip(by_table, answers, strict=True):
@@ -84,10 +84,8 @@ def load_view(
             rows[at] = row
             states[at] = RowState(dict(zip(names, row)), None)  # noqa: B905 - a row has a cell for each column
         busy.update((name, key) for key in locked.busy)
-    numbers = {tables[name].table.id: name for name in by_table}
     versioned = []
-    for (number, key), version in versions().items():
-        at = (numbers[number], key)
+    for at, version in histories().items():
         versioned.append(at)
         state = states.get(at)
         if state is None:
@@ -103,3 +101,37 @@ def load_view(
             there = {at: row for at, row in rows.items() if at[0] == name}
             view.audiences.update(zip(there, of_table.of_all(conn, there.values()), strict=True))
     return view
+
+
+def read_histories(
+    conn: Session, tables: Mapping[str, SyncedTable], rows: Iterable[RowKey]
+) -> Callable[[], dict[RowKey, RowVersion]]:
+    """Ask for the histories of those rows that have one; the returned function reads the answer. A history that is
+    older than its table is may name columns that were retyped since: their stamps count for the columns that they
+    became.
+
+    Raises:
+        psycopg.Error: Postgres refused the statement.
+    """
+    rows = list(rows)
+    numbers = {tables[name].table.id: name for name in {name for name, _ in rows}}
+    asked = read_versions(conn, [(tables[name].table.id, key) for name, key in rows])
+
+    def answer() -> dict[RowKey, RowVersion]:
+        found = {(numbers[number], key): version for (number, key), version in asked().items()}
+        for name in numbers.values():
+            if became := tables[name].successors:
+                for (of, _), version in found.items():
+                    if of == name and version.stamps:
+                        _carry_stamps(version, became)
+        return found
+
+    return answer
+
+
+def _carry_stamps(version: RowVersion, became: Mapping[str, str]) -> None:
+    stamps = version.stamps
+    for name in became.keys() & stamps.keys():
+        stamp, there = stamps.pop(name), stamps.get(became[name])
+        if there is None or there.position < stamp.position:
+            stamps[became[name]] = stamp

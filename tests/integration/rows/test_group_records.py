@@ -89,12 +89,12 @@ def test_verdicts_conflicts_and_sums_keep_every_field(conn: Session, database: i
     lost = ("k", "", b"lost", "b0", "n0", "b1", "n1")
     conflicts = [
         ConflictRow("b1", 3, table, *lost),
-        ConflictRow("b1", 4, table, *lost, ("team:1",), ()),
+        ConflictRow("b1", 4, table, *lost, ("team:1",), (), 1),
     ]
     records.write_conflicts(conn, database, 9, conflicts)
     assert stored(conn, "conflicts") == [
-        (database, 9, "b1", 3, table, *lost, None, None),
-        (database, 9, "b1", 4, table, *lost, ["team:1"], []),
+        (database, 9, "b1", 3, table, *lost, None, None, 0),
+        (database, 9, "b1", 4, table, *lost, ["team:1"], [], 1),
     ]
     records.write_sums(conn, 9, [SumRow(table, 5, b"a" * 16)])
     records.write_sums(conn, 10, [SumRow(table, 2**40, b"b" * 16)])

@@ -11,6 +11,7 @@ from google.protobuf import struct_pb2
 from anabranch.merge import MutationType
 from anabranch.v1 import batch_pb2, errors_pb2, value_pb2
 from anabranch.values import Column, Kind, Table
+from anabranch.values.table import FormerColumn
 from anabranch_conflict_resolver.batch.decode import Decoded, Decoder
 
 BATCH_ID = "01HZY0000000000000000000AA"
@@ -137,3 +138,85 @@ def test_bytes_that_are_no_batch_and_ids_that_are_none() -> None:
         errors_pb2.REASON_INVALID_ID,
         errors_pb2.REASON_EMPTY,
     ]
+
+
+ALTERED = Table(
+    "job",
+    (
+        Column("id", Kind.STRING, "text", not_null=True),
+        Column("title", Kind.STRING, "text", renamed="subject"),
+        Column("a", Kind.STRING, "text", renamed="b"),
+        Column("b", Kind.STRING, "text", renamed="a"),
+        Column("minutes~3", Kind.DECIMAL, "numeric(6,2)", renamed="minutes"),
+        Column("colour~2", Kind.STRING, "text", renamed="colour"),
+    ),
+    ("id",),
+    9,
+    renamed="task",
+    former=(
+        FormerColumn(Column("minutes", Kind.INT64, "integer"), 11, "minutes~2"),
+        FormerColumn(Column("minutes~2", Kind.STRING, "text"), 12, "minutes~3"),
+        FormerColumn(Column("colour", Kind.INT64, "bigint"), 10),
+    ),
+)
+
+
+def decode_late(kind: int, columns: list[str], *rows: list[value_pb2.Value], table: str = "job") -> Decoded:
+    made = batch_pb2.DbMutationBatch(id=BATCH_ID, mutations=[mutation(kind, columns, *rows, table=table)])
+    return Decoder(Tables({"job": ALTERED})).decode(BATCH_ID, made.SerializeToString())  # type: ignore[arg-type]
+
+
+def test_identities_find_renamed_columns_and_tables() -> None:
+    decoded = decode_late(2, ["id", "title", "a", "b"], [text("1"), text("t"), text("A"), text("B")])
+    [made] = decoded.mutations
+    assert (made.table, made.rows[0].values) == ("job", {"title": "t", "a": "A", "b": "B"})
+
+
+def test_a_name_that_is_no_identity_is_the_one_in_sql() -> None:
+    decoded = decode_late(2, ["id", "subject"], [text("1"), text("t")], table="task")
+    [made] = decoded.mutations
+    assert (made.table, made.rows[0].values) == ("job", {"title": "t"})
+    assert list(decoded.keys) == [("job", "1")]
+
+
+def test_a_value_for_a_gone_column_is_taken_out_and_kept() -> None:
+    decoded = decode_late(2, ["id", "title", "colour"], [text("1"), text("t"), Value(int64_value=7)])
+    assert decoded.mutations[0].rows[0].values == {"title": "t"}
+    assert [(lost.key, lost.former.column.name, lost.value) for lost in decoded.lost] == [("1", "colour", 7)]
+    assert not decoded.emptied
+
+
+def test_an_update_of_a_gone_column_alone_is_emptied_and_an_insert_is_not() -> None:
+    decoded = decode_late(2, ["id", "colour"], [text("1"), NULL])
+    assert decoded.emptied == {0: ("colour",)}
+    assert [lost.value for lost in decoded.lost] == [None]
+    inserted = decode_late(1, ["id", "colour"], [text("1"), Value(int64_value=1)], [text("2"), NULL])
+    assert not inserted.emptied
+    assert [change.values for change in inserted.mutations[0].rows] == [{"id": "1"}, {"id": "2"}]
+    assert [lost.key for lost in inserted.lost] == ["1"], "NULL is what a row has that knows nothing of the column"
+
+
+def test_a_value_for_a_retyped_column_waits_to_be_cast_by_every_step() -> None:
+    decoded = decode_late(2, ["minutes", "id"], [Value(int64_value=45), text("1")], [NULL, text("2")])
+    assert [change.values for change in decoded.mutations[0].rows] == [{}, {}]
+    assert [(one.cell, [way.name for way in one.ways]) for one in decoded.uncast] == [
+        (45, ["minutes~2", "minutes~3"]),
+        (None, ["minutes~2", "minutes~3"]),
+    ]
+    assert decoded.uncast[0].values is decoded.mutations[0].rows[0].values
+    assert not decoded.emptied
+
+
+@pytest.mark.parametrize("twice", ["minutes~3", "minutes~2", "minutes"])
+def test_a_column_is_not_given_by_two_of_its_identities(twice: str) -> None:
+    value = {"minutes": Value(int64_value=1), "minutes~2": text("1"), "minutes~3": Value(decimal_value="1")}
+    other = "minutes~3" if twice == "minutes" else "minutes"
+    decoded = decode_late(2, ["id", twice, other], [text("1"), value[twice], value[other]])
+    assert decoded.refusal is not None
+    assert decoded.refusal.reason == errors_pb2.REASON_UNKNOWN_COLUMN
+
+
+def test_a_value_of_a_former_column_is_checked_as_that_column_was() -> None:
+    decoded = decode_late(2, ["id", "colour"], [text("1"), text("red")])
+    assert decoded.refusal is not None
+    assert decoded.refusal.reason == errors_pb2.REASON_INVALID_VALUE

@@ -73,7 +73,8 @@ class BatchRow:
 @dataclass(slots=True)
 class ConflictRow:
     """One value that lost. ``batch_id`` and ``ordinal`` number it within the group; ``losing_value`` is a
-    serialized ``anabranch.v1.Value``; ``column_name`` is "" where a whole row lost. Audiences as in ``LogRow``."""
+    serialized ``anabranch.v1.Value``; ``column_name`` is "" where a whole row lost. Audiences as in ``LogRow``;
+    ``cause`` is an ``anabranch.v1.LossCause``."""
 
     batch_id: str
     ordinal: int
@@ -87,6 +88,7 @@ class ConflictRow:
     winning_node: str
     audience_before: tuple[str, ...] | None = None
     audience_after: tuple[str, ...] | None = None
+    cause: int = 0
 
 
 @dataclass(slots=True)
@@ -156,6 +158,7 @@ _conflict_fields = attrgetter(
     "winning_node",
     "audience_before",
     "audience_after",
+    "cause",
 )
 _sum_fields = attrgetter("table_id", "row_count", "row_hash")
 _version_fields = attrgetter(
@@ -273,7 +276,7 @@ def write_conflicts(conn: Connection, database_id: int, position: int, rows: Seq
     """Store values that lost."""
     if not rows:
         return
-    batches, ordinals, tables, keys, columns, values, *who, before, after = _columns(_conflict_fields, rows)
+    batches, ordinals, tables, keys, columns, values, *who, before, after, causes = _columns(_conflict_fields, rows)
     parameters = [
         int8(database_id),
         int8(position),
@@ -286,6 +289,7 @@ def write_conflicts(conn: Connection, database_id: int, position: int, rows: Seq
         *(text_array(cells, "losing and winning") for cells in who),
         _audiences(before),
         _audiences(after),
+        int8_array(causes),
     ]
     execute(conn, statements.WRITE_CONFLICTS, parameters)
 

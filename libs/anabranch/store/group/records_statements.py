@@ -73,13 +73,13 @@ from unnest($4::text[], $5::text[], $6::text[], $7::bytea[], $8::int8[], $9::int
 WRITE_CONFLICTS = b"""
 insert into anabranch.conflicts (database_id, position, batch_id, ordinal, table_id, key, column_name,
                                  losing_value, losing_batch, losing_node, winning_batch, winning_node,
-                                 audience_before, audience_after)
+                                 audience_before, audience_after, cause)
 select $1::int8, $2::int8, v.batch_id, v.ordinal, v.table_id, v.key, v.column_name, v.losing_value, v.losing_batch,
-       v.losing_node, v.winning_batch, v.winning_node, v.audience_before::text[], v.audience_after::text[]
+       v.losing_node, v.winning_batch, v.winning_node, v.audience_before::text[], v.audience_after::text[], v.cause
 from unnest($3::text[], $4::int8[], $5::int8[], $6::text[], $7::text[], $8::bytea[], $9::text[], $10::text[],
-            $11::text[], $12::text[], $13::text[], $14::text[])
+            $11::text[], $12::text[], $13::text[], $14::text[], $15::int8[])
     as v (batch_id, ordinal, table_id, key, column_name, losing_value, losing_batch, losing_node, winning_batch,
-          winning_node, audience_before, audience_after)
+          winning_node, audience_before, audience_after, cause)
 """
 
 WRITE_SUMS = b"""

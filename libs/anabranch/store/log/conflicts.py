@@ -70,7 +70,7 @@ select e.position, e.batch_id, e.ordinal, e.table_id, e.key, e.column_name,
             else e.losing_value end,
        e.number = 1 and e.size - %(offset)s > %(bytes)s,
        e.losing_batch, e.losing_node, coalesce(l.name, ''), e.winning_batch, e.winning_node, coalesce(w.name, ''),
-       e.found
+       e.cause::int, e.found
 from (
     select f.*, octet_length(f.losing_value) as size, row_number() over v as number, count(*) over () as found,
            sum(octet_length(f.losing_value) + 2 * octet_length(f.key) + {OVERHEAD_BYTES}) over v as total
@@ -137,7 +137,8 @@ class WantedConflicts:
 
 
 class Lost(NamedTuple):
-    """A value that lost. ``value`` is a serialized ``anabranch.v1.Value``, or a part of one."""
+    """A value that lost. ``value`` is a serialized ``anabranch.v1.Value``, or a part of one; ``cause`` the number of an
+    ``anabranch.v1.LossCause``."""
 
     position: int
     table_id: int
@@ -150,6 +151,7 @@ class Lost(NamedTuple):
     winning_batch: str
     winning_node: str
     winning_node_name: str
+    cause: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,11 +192,11 @@ def _page(wanted: WantedConflicts, place: ConflictPlace | None, items: int, max_
     to = end[0] if end else (0, "", -1)
     parameters |= {"to": to[0], "to_batch": to[1], "to_ordinal": to[2]}
     rows = yield Statement(_PAGE.format(**part), parameters)
-    lost = [Lost(row[0], *row[3:7], *row[8:14]) for row in rows]
+    lost = [Lost(row[0], *row[3:7], *row[8:15]) for row in rows]
     if rows and rows[0][7]:
         return Listed(lost, True, _place(rows[0], start.offset + len(lost[0].value)))
     after = None
-    if rows and rows[0][14] > len(rows):
+    if rows and rows[0][15] > len(rows):
         after = _place(rows[-1], 0)
     elif end:
         after = _place(to, 0)
