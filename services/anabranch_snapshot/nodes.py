@@ -20,7 +20,7 @@ from anabranch.store.catalog.databases import Database
 from anabranch.store.nodes.reports import NOTHING, NodeKey, NodeOwner, NodeReport, find_nodes, write_reports
 from anabranch.store.session.availability import is_unavailable
 from anabranch.store.session.engine import AsyncPool
-from anabranch.v1 import batch_pb2, errors_pb2, position_pb2
+from anabranch.v1 import errors_pb2, position_pb2
 from anabranch_snapshot.dead_letters import DeadLetterReports
 from anabranch_snapshot.disagreements import Disagreements
 
@@ -63,6 +63,8 @@ class Nodes:
         node = state.node
         if state.acknowledged < 0:
             raise CallError(errors_pb2.REASON_INVALID_REQUEST, "node_state.acknowledged is negative")
+        if state.app_version < 0:
+            raise CallError(errors_pb2.REASON_INVALID_REQUEST, "node_state.app_version is negative")
         if not node.id:
             return
         if not _ULID.fullmatch(node.id):
@@ -76,14 +78,20 @@ class Nodes:
             raise CallError(errors_pb2.REASON_WRONG_PRINCIPAL, "this node belongs to another principal")
         self._disagreements.hear(database, state)
         self._dead_letters.hear(database, principal, state, self._clock.now_ms())
-        self.note(database, principal, node, NOTHING if head is None else min(state.acknowledged, head))
+        self.note(database, principal, state, NOTHING if head is None else min(state.acknowledged, head))
 
     def note(
-        self, database: Database, principal: str, node: batch_pb2.Node, acknowledged: int, *, pulled: bool = False
+        self,
+        database: Database,
+        principal: str,
+        state: position_pb2.NodeState,
+        acknowledged: int,
+        *,
+        pulled: bool = False,
     ) -> None:
         """Note what an admitted node has acknowledged, and that it was seen. ``pulled``: a pull that it has begun puts
         it there."""
-        key = (database.id, node.id)
+        node, key = state.node, (database.id, state.node.id)
         before = self._reports.get(key)
         if not node.id or (before is None and len(self._reports) >= KEPT):
             return
@@ -92,7 +100,15 @@ class Nodes:
         if before is not None and before.principal == principal:
             acknowledged, pulled = max(acknowledged, before.acknowledged), pulled or before.pulled
         self._reports[key] = NodeReport(
-            database.id, node.id, node.name, principal, database.epoch, acknowledged, self._clock.now_ms(), pulled
+            database.id,
+            node.id,
+            node.name,
+            principal,
+            database.epoch,
+            acknowledged,
+            self._clock.now_ms(),
+            pulled,
+            state.app_version,
         )
 
     async def names(self, database_id: int, node_ids: Iterable[str]) -> Mapping[str, str]:

@@ -97,7 +97,7 @@ class SnapshotServicer:
                     "the log no longer goes back to where this pull began: pull these tables from their start",
                 )
             # The log is kept from here on for a node that has nothing else to follow it from.
-            snapshot.nodes.note(database, principal.subject, request.node_state.node, earliest, pulled=True)
+            snapshot.nodes.note(database, principal.subject, request.node_state, earliest, pulled=True)
             return snapshot.log.state(database, moment.head, moment.chain, moment.floor, moment.schema_version)
 
         chunks = pull(

@@ -42,6 +42,7 @@ class Reader:
     seen: position_pb2.Position | None = None
     acknowledged: int = 0
     held: position_pb2.HeldAudiences | None = None
+    app_version: int = 0
     channel: grpc.Channel = field(init=False)
 
     def __post_init__(self) -> None:
@@ -59,7 +60,11 @@ class Reader:
     @property
     def _state(self) -> position_pb2.NodeState:
         return position_pb2.NodeState(
-            node=self.node, greatest_seen=self.seen, acknowledged=self.acknowledged, held=self.held
+            node=self.node,
+            greatest_seen=self.seen,
+            acknowledged=self.acknowledged,
+            held=self.held,
+            app_version=self.app_version,
         )
 
     def get(self, after: int = 0, token: bytes = b"", max_bytes: int = 0) -> change_pb2.GetResponse:

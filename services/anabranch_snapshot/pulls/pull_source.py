@@ -87,7 +87,7 @@ async def _held(
     """Keep the log from the base's position on for the node, which will follow it from there. Return whether the log
     still goes back so far once that is stored."""
     position = served.found.position
-    snapshot.nodes.note(database, subject, state.node, position, pulled=True)
+    snapshot.nodes.note(database, subject, state, position, pulled=True)
     await snapshot.nodes.flush()
     async with snapshot.pool.connection() as conn:
         floor = await read_floor(conn, database.id, database.epoch)

@@ -38,6 +38,7 @@ def head(conn: Session, migrated_url: str) -> int:
     position = writer.insert("t", [["a"]])
     writer.close()
     conn.execute(NODE, (OLD, "gate \x1b[31m7", "ann", 3 * DAY_MS, 5))
+    conn.execute("update anabranch.nodes set app_version = 3")
     conn.execute(NODE, (NEW, "n" * 70, "ben", 1_000, position))
     conn.execute(
         "insert into anabranch.node_dead_letters select database_id, node_id, 0, 4, "
@@ -59,7 +60,7 @@ def test_nodes_are_listed_with_what_they_hold(head: int, migrated_url: str) -> N
     words = " ".join(told.stdout.split())
     assert f"{OLD} gate \\x1b[31m7 principal ann seen " in words, "what would move the cursor is shown"
     assert "(3.0 d ago) acknowledged 5 " in words
-    assert "behind the log is kept for it dead letters 4 (told 1970-01-01 00:00:00Z) 3 CONSTRAINT t 1 EXPIRED" in words
+    assert "behind app of schema version 3 the log is kept for it dead letters 4 (told 1970-01-01 00:00:00Z) 3 CONSTRAINT t 1 EXPIRED" in words
     assert f"acknowledged {head} 0 s behind" in words
     assert words.count("the log is kept for it") == 1
     assert "n" * 70 in told.stdout
@@ -67,6 +68,8 @@ def test_nodes_are_listed_with_what_they_hold(head: int, migrated_url: str) -> N
     assert (first["id"], first["holds"], first["dead_letters"]) == (OLD, True, 4)
     assert first["dead_letters_of"] == [["CONSTRAINT", "t", 3], ["EXPIRED", "", 1]]
     assert (second["id"], second["holds"], second["behind_ms"], second["told_ms"]) == (NEW, False, 0, None)
+    assert (first["app_version"], second["app_version"]) == (3, 0)
+    assert words.count("app of schema version") == 1
 
 
 def test_nodes_come_in_pages_by_their_id(head: int, conn: Session) -> None:

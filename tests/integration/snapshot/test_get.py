@@ -120,6 +120,27 @@ def test_a_node_is_named_as_it_named_itself(place: Any, writer: LogWriter, reade
     assert page.groups[0].batches[0].node == other.node
 
 
+def test_a_node_tells_the_schema_version_that_its_app_was_built_for(
+    place: Any, writer: LogWriter, reader: Reader
+) -> None:
+    def stored() -> tuple[int] | None:
+        found: tuple[int] | None = place.conn.execute(
+            "select app_version from anabranch.nodes where node_id = %s", (reader.node.id,)
+        ).fetchone()
+        return found
+
+    writer.insert("item", rows(1))
+    reader.app_version = 3
+    reader.get()
+    until(lambda: stored() == (3,))
+    list(reader.pull())
+    reader.app_version = 0
+    reader.get()
+    until(lambda: stored() == (0,))
+    reader.app_version = -1
+    assert refusal(reader) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST")
+
+
 @pytest.mark.parametrize("max_bytes", [1, 3_000, 20_000])
 def test_a_group_larger_than_a_page_comes_in_parts_that_make_it_whole(
     writer: LogWriter, reader: Reader, max_bytes: int

@@ -34,7 +34,8 @@ def list_(
     postgres_url: PostgresUrl = None,
 ) -> None:
     """Show every node: its id, name and principal, when it last called, the position that it has applied and how far
-    that is behind, whether the log is kept for it, and its dead letters as it last reported them."""
+    that is behind, the schema version that its app was built for where it has told one, whether the log is kept for
+    it, and its dead letters as it last reported them."""
     console = Console()
     with catalog_session(postgres_url, data_dir, "node") as conn:
         for number, found in enumerate(_pages(conn, database)):
@@ -110,6 +111,7 @@ def _lines(node: KnownNode, now_ms: int, width: int) -> list[Text]:
         f"acknowledged {node.acknowledged}",
         f"{age(node.behind_ms)} behind",
     ]
+    state += [f"app of schema version {node.app_version}"] if node.app_version else []
     state += ["the log is kept for it"] if node.holds else []
     state += [] if node.current else ["not since the history began anew"]
     lines += fitted(state, width, 2)

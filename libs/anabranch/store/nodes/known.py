@@ -29,6 +29,7 @@ LIST = (
         NODE_DEAD_LETTERS.c.total,
         NODE_DEAD_LETTERS.c.counts,
         NODE_DEAD_LETTERS.c.told_ms,
+        NODES.c.app_version,
     )
     .select_from(DATABASES.join(NODES).outerjoin(NODE_DEAD_LETTERS))
     .where(_OF_DATABASE, NODES.c.node_id > bindparam("after"))
@@ -59,7 +60,8 @@ FORGET = delete(NODES).where(
 @dataclass(frozen=True, slots=True)
 class KnownNode:
     """A node. Positions and times in milliseconds. ``holds``: the log is kept for it. ``current``: it has called since
-    the current epoch began. ``dead_letters``: as it last reported, at ``told_ms``, in all and by reason and table."""
+    the current epoch began. ``dead_letters``: as it last reported, at ``told_ms``, in all and by reason and table.
+    ``app_version``: the schema version that its app was built for, 0 where it follows today's."""
 
     id: str
     name: str
@@ -72,6 +74,7 @@ class KnownNode:
     dead_letters: int
     dead_letters_of: tuple[tuple[str, str, int], ...]
     told_ms: int | None
+    app_version: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +104,7 @@ def known_nodes(conn: Session, database: str, after: str = "", most: int = MOST)
 
 
 def _node(row: tuple[Any, ...], head: int, held: int, since: int) -> KnownNode:
-    node_id, name, principal, seen_ms, acknowledged, current, total, counts, told_ms = row
+    node_id, name, principal, seen_ms, acknowledged, current, total, counts, told_ms, app_version = row
     return KnownNode(
         id=node_id,
         name=name,
@@ -114,6 +117,7 @@ def _node(row: tuple[Any, ...], head: int, held: int, since: int) -> KnownNode:
         dead_letters=total or 0,
         dead_letters_of=tuple((one["reason"], one["table"], one["count"]) for one in counts or ()),
         told_ms=told_ms,
+        app_version=app_version,
     )
 
 

@@ -29,7 +29,8 @@ class NodeOwner(NamedTuple):
 
 class NodeReport(NamedTuple):
     """The report of one node. ``acknowledged`` is a position in milliseconds, or NOTHING; ``pulled``: the position is
-    that of a pull, and the node will follow the log from it."""
+    that of a pull, and the node will follow the log from it. ``app_version``: the schema version that its app was built
+    for, 0 for today's."""
 
     database_id: int
     node_id: str
@@ -39,6 +40,7 @@ class NodeReport(NamedTuple):
     acknowledged: int
     seen_ms: int
     pulled: bool = False
+    app_version: int = 0
 
 
 FIND = """
@@ -53,11 +55,11 @@ cross join lateral (
 # the same nodes can't wait for each other in a circle.
 WRITE = """
 insert into anabranch.nodes as n
-    (database_id, node_id, name, principal, epoch, token, last_seen_ms, acknowledged, pulled)
-select r.database_id, r.node_id, r.name, r.principal, r.epoch, '', r.seen_ms, r.acknowledged, r.pulled
+    (database_id, node_id, name, principal, epoch, token, last_seen_ms, acknowledged, pulled, app_version)
+select r.database_id, r.node_id, r.name, r.principal, r.epoch, '', r.seen_ms, r.acknowledged, r.pulled, r.app_version
 from unnest(%(databases)s::int[], %(nodes)s::text[], %(names)s::text[], %(principals)s::text[], %(epochs)s::text[],
-            %(seen)s::bigint[], %(acknowledged)s::bigint[], %(pulled)s::bool[])
-    r(database_id, node_id, name, principal, epoch, seen_ms, acknowledged, pulled)
+            %(seen)s::bigint[], %(acknowledged)s::bigint[], %(pulled)s::bool[], %(app_versions)s::bigint[])
+    r(database_id, node_id, name, principal, epoch, seen_ms, acknowledged, pulled, app_version)
 where exists (select from anabranch.databases d where d.id = r.database_id)
   and (r.acknowledged >= 0
        or exists (select from anabranch.nodes k where k.database_id = r.database_id and k.node_id = r.node_id))
@@ -65,7 +67,7 @@ order by r.database_id, r.node_id
 on conflict (database_id, node_id) do update
 set last_seen_ms = greatest(n.last_seen_ms, excluded.last_seen_ms),
     acknowledged = greatest(n.acknowledged, excluded.acknowledged), pulled = n.pulled or excluded.pulled,
-    name = excluded.name
+    name = excluded.name, app_version = excluded.app_version
 where n.principal = excluded.principal
 """
 
@@ -87,7 +89,8 @@ async def write_reports(conn: AsyncSession, reports: Sequence[NodeReport]) -> No
     Raises:
         psycopg.Error: Postgres refused it.
     """
-    databases, nodes, names, principals, epochs, acknowledged, seen, pulled = map(list, zip(*reports, strict=True))
+    columns = map(list, zip(*reports, strict=True))
+    databases, nodes, names, principals, epochs, acknowledged, seen, pulled, app_versions = columns
     await conn.execute(
         WRITE,
         {
@@ -99,5 +102,6 @@ async def write_reports(conn: AsyncSession, reports: Sequence[NodeReport]) -> No
             "seen": seen,
             "acknowledged": acknowledged,
             "pulled": pulled,
+            "app_versions": app_versions,
         },
     )

@@ -60,6 +60,13 @@ NODES = Table(
         comment="the earliest batch of the node that had not come when a later one, which names it, was decided; NULL "
         "where there is none, and it may have come since",
     ),
+    Column(
+        "app_version",
+        BigInteger,
+        nullable=False,
+        server_default=text("0"),
+        comment="the schema version that the node's app was built for, as it last told; 0: it follows today's",
+    ),
     PrimaryKeyConstraint("database_id", "node_id"),
     postgresql_with={"fillfactor": 50},
 )
