@@ -145,7 +145,7 @@ def planned(url: str, db_name: str) -> Iterator[Plan]:
         database = load_database(conn, db_name)
         lacking = _to_pull(conn, database, _last_manifest(conn, database))
         store.begin_moment(conn)
-        store.lock_rows(conn, database.schema_name, lacking)
+        store.lock_rows(conn, database.schema_name, [database.tables[name].sql_name for name in lacking])
         with span("plan"):
             plan = _plan(conn, db_name, lacking)
         if all(table.extent is None for table in plan.tables.values()):
@@ -233,4 +233,4 @@ def _rows_to_pull(
     except (UndrainedError, UndecodableError):
         # The table's first base waits for the next run, when the resolver has come to them, or for its registration.
         return None, {}
-    return store.read_extent(conn, database.schema_name, table.name), taken_back
+    return store.read_extent(conn, database.schema_name, table.sql_name), taken_back

@@ -21,7 +21,8 @@ module                form
 ``keys``              the text of a key
 ====================  ================================================================================
 
-``growth`` says how much longer a value becomes where Postgres prints it.
+``growth`` says how much longer a value becomes where Postgres prints it; ``identities`` how columns and tables are
+known whatever they are called.
 
 Only ``messages`` and ``message_bytes`` need protobuf, only ``arrow``, ``arrow_to_sqlite`` and ``parquet`` need pyarrow;
 the others need only the standard library, and so do the modules that this package imports by itself.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from anabranch.values.cells import Cell
@@ -65,11 +66,13 @@ class Table:
     renamed: str = ""
     former: tuple[FormerColumn, ...] = field(default=(), compare=False)
     by_name: dict[str, Column] = field(init=False, repr=False, compare=False)
+    by_sql_name: dict[str, Column] = field(init=False, repr=False, compare=False)
     index: dict[str, int] = field(init=False, repr=False, compare=False)
     key_index: tuple[int, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "by_name", {c.name: c for c in self.columns})
+        object.__setattr__(self, "by_sql_name", {c.sql_name: c for c in self.columns})
         object.__setattr__(self, "index", {c.name: i for i, c in enumerate(self.columns)})
         object.__setattr__(self, "key_index", tuple(self.index[k] for k in self.key_columns))
 
@@ -81,6 +84,14 @@ class Table:
     @property
     def column_names(self) -> tuple[str, ...]:
         return tuple(c.name for c in self.columns)
+
+    def find(self, name: str) -> Column | None:
+        """The column that people mean by ``name``: the one that is called so today, else the one of that identity."""
+        return self.by_sql_name.get(name) or self.by_name.get(name)
+
+    def in_sql(self, names: Iterable[str]) -> tuple[str, ...]:
+        """The names in SQL of the columns with these identities."""
+        return tuple([self.by_name[name].sql_name for name in names])
 
 
 def has_zone(column: Column) -> bool:

@@ -126,12 +126,13 @@ class Waiting:
     why: str
 
 
-def forbidden(candidate: Candidate, write: Write) -> Rejection:
-    """The rejection of a batch that writes to a row, or leaves one, that its principal may not write."""
+def forbidden(candidate: Candidate, write: Write, called: str) -> Rejection:
+    """The rejection of a batch that writes to a row, or leaves one, that its principal may not write. ``called``: the
+    table's name in SQL."""
     return Rejection(
         candidate.taken,
         errors_pb2.REASON_FORBIDDEN,
-        f'this principal may not write the row of table "{write.table}", as it was or as it would be: {_FORBIDDEN}',
+        f'this principal may not write the row of table "{called}", as it was or as it would be: {_FORBIDDEN}',
         write.mutation,
         write.table,
         candidate.decoded.keys[write.table, write.key],

@@ -98,7 +98,8 @@ def _in_steps(
         progress.become(trial)
         return applied_result(view, accepting, made)
     if setback.why is Why.FORBIDDEN or (setback.why is Why.INEFFECTIVE and context.role):
-        return forbidden(candidate, setback.writes[candidate.taken.batch_id])
+        write = setback.writes[candidate.taken.batch_id]
+        return forbidden(candidate, write, context.synced.tables[write.table].table.sql_name)
     if setback.why is Why.INEFFECTIVE:
         return no_effect(view, candidate, setback.writes[candidate.taken.batch_id])
     return setback

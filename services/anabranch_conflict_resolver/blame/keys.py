@@ -117,5 +117,5 @@ def _key(table: Table, column: Column, bad: _Named, cell: Cell, error: DatabaseE
     mutations = bad.candidate.decoded.mutations
     of_row = (i for i, one in enumerate(mutations) if one.table == at[0] and any(row.key == at[1] for row in one.rows))
     reason = int(fault.reason or BatchReason.CONSTRAINT)
-    message = of_key(table, column.name, cell, fault)
+    message = of_key(table, column, cell, fault)
     return RefusedKey(reason, message, next(of_row), at, column.name, fault.constraint, fault.sqlstate)

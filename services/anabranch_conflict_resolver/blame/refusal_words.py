@@ -17,7 +17,7 @@ from anabranch.merge import MutationType, Write
 from anabranch.store.group.denied import missing
 from anabranch.store.group.value_probe import refused_column
 from anabranch.store.session.errors import BatchReason, Fault
-from anabranch.values import Cell, Table
+from anabranch.values import Cell, Column, Table
 from anabranch_conflict_resolver.blame.taken_words import taken_words
 from anabranch_conflict_resolver.group.context import Context
 
@@ -45,11 +45,13 @@ _NO_NULL, _FOREIGN_KEY, _UNIQUE, _CHECK, _EXCLUSION = "23502", "23503", "23505",
 
 
 def column_of(context: Context, write: Write, fault: Fault) -> str:
-    """The column that a refusal is about: the one that Postgres names, else the one whose value alone is refused, or
-    the only one of the type that is named. "" where it is not known."""
+    """The identity of the column that a refusal is about: the one that Postgres names, else the one whose value alone
+    is refused, or the only one of the type that is named. "" where it is not known. A name that is no synced column's
+    stays as it is."""
     synced = context.synced.tables[write.table]
     if fault.column:
-        return fault.column[:_NAME_CHARACTERS]
+        named = _table_of(context, write, fault).by_sql_name.get(fault.column)
+        return fault.column[:_NAME_CHARACTERS] if named is None else named.name
     if fault.data_type:
         of_type = [c.name for c in synced.table.columns if _last_name(c.postgres_type) == fault.data_type]
         return of_type[0] if len(of_type) == 1 else ""
@@ -59,9 +61,18 @@ def column_of(context: Context, write: Write, fault: Fault) -> str:
     return ""
 
 
+def _table_of(context: Context, write: Write, fault: Fault) -> Table:
+    """The table that Postgres names where that is synced, else the one that is written to."""
+    named = context.synced.database.by_sql_name.get(fault.table)
+    return context.synced.tables[write.table].table if named is None else named
+
+
 def message(context: Context, write: Write, fault: Fault, column: str) -> str:
-    """Return the message. ``column``: as ``column_of`` gives it."""
-    name, table = fault.constraint[:_NAME_CHARACTERS], (fault.table or write.table)[:_NAME_CHARACTERS]
+    """Return the message, with names as SQL knows them. ``column``: as ``column_of`` gives it."""
+    written = context.synced.tables[write.table].table
+    name, table = fault.constraint[:_NAME_CHARACTERS], (fault.table or written.sql_name)[:_NAME_CHARACTERS]
+    about = (_table_of(context, write, fault) if fault.column else written).by_name.get(column)
+    called = column if about is None else about.sql_name
     code = f"(SQLSTATE {fault.sqlstate})"
     if fault.reason is BatchReason.FORBIDDEN:
         return f'the database does not allow this change of table "{table}" {code}{_grant(context, fault)}'
@@ -69,13 +80,13 @@ def message(context: Context, write: Write, fault: Fault, column: str) -> str:
         if not column:
             what = _VALUES[fault.sqlstate].replace("type {type}", "its type")
             return f'a value in this change of table "{table}" {what} {code}'
-        return f"{_value(context.synced.tables[write.table].table, write, column, fault.sqlstate)} {code}"
+        return f"{_value(written, write, column, fault.sqlstate)} {code}"
     if fault.data_type and (name or fault.sqlstate == _NO_NULL):
         rule = f'constraint "{name}" of type "{fault.data_type}"' if name else f'type "{fault.data_type}", not null,'
-        at = f' in column "{column}" of table "{write.table}"' if column else f' in table "{write.table}"'
+        at = f' in column "{called}" of table "{written.sql_name}"' if column else f' in table "{written.sql_name}"'
         return f"{rule} refuses the value{at} {code}"
     if fault.sqlstate == _NO_NULL and column:
-        return f'column "{column}" of table "{table}" takes no NULL {code}'
+        return f'column "{called}" of table "{table}" takes no NULL {code}'
     if name:
         return f"{_constraint(context, write, fault.sqlstate, name, table)} {code}"
     if fault.sqlstate[:2] == "P0":
@@ -106,16 +117,15 @@ def _grant(context: Context, fault: Fault) -> str:
     return f"{gives}, `{command}` those to the whole schema" if of_groups else gives
 
 
-def of_key(table: Table, column: str, cell: Cell, fault: Fault) -> str:
+def of_key(table: Table, column: Column, cell: Cell, fault: Fault) -> str:
     """The message about a key's value that is no value of its column's type."""
-    kind = table.by_name[column].postgres_type
-    what = _VALUES.get(fault.sqlstate, "is no value that type {type} takes").format(type=kind)
-    return f'column "{column}" of table "{table.name}": {_short(cell)} {what} (SQLSTATE {fault.sqlstate})'
+    what = _VALUES.get(fault.sqlstate, "is no value that type {type} takes").format(type=column.postgres_type)
+    return f'column "{column.sql_name}" of table "{table.sql_name}": {_short(cell)} {what} (SQLSTATE {fault.sqlstate})'
 
 
 def _constraint(context: Context, write: Write, sqlstate: str, name: str, table: str) -> str:
     if sqlstate == _FOREIGN_KEY:
-        if write.type is MutationType.DELETE or write.table != table:
+        if write.type is MutationType.DELETE or context.synced.tables[write.table].table.sql_name != table:
             return f'rows of table "{table}" still refer to this row (foreign key "{name}")'
         return f'the row that foreign key "{name}" of table "{table}" refers to is not there'
     if sqlstate == _UNIQUE:
@@ -133,7 +143,8 @@ def _value(table: Table, write: Write, column: str, sqlstate: str) -> str:
     what = _VALUES[sqlstate].format(type=kind)
     own = known is not None and known.policy in _OWN_POLICIES
     shown = f": {_short(write.values.get(column))}" if own else ": the value"
-    return f'column "{column}" of table "{table.name}"{shown} {what}'
+    called = known.sql_name if known is not None else column
+    return f'column "{called}" of table "{table.sql_name}"{shown} {what}'
 
 
 def _short(cell: Cell) -> str:

@@ -63,7 +63,8 @@ def refused(
     by_itself: bool = False,
 ) -> Rejection:
     """The rejection of a batch because of a step of its writes; its row is named where it is known to be the one."""
-    write = next((write for write in step if write.table == fault.table), step[0])
+    tables = context.synced.tables
+    write = next((write for write in step if tables[write.table].table.sql_name == fault.table), step[0])
     if fault.reason is None:
         raise AssertionError("a batch is rejected only for a fault of its own")
     column = column_of(context, write, fault)

@@ -158,17 +158,17 @@ def questions(
     """The queries to Postgres about rows as they would be ``after`` the group, and about those that would be ``gone``.
     A row that needs no query is suspected at once."""
     asked: list[Look] = []
-    own = synced.database.schema_name
     for name, rows in after.items():
         asked += _look(synced, suspects, view, synced.tables[name].table, checks.get(name), rows)
     for name, rows in after.items():
         for key in synced.database.constraints[name].foreign_keys:
-            brought = after.get(key.to_table, ()) if key.to_schema == own else ()
-            asked += _orphans(suspects, key, synced.tables[name].table, rows, brought)
+            to = synced.tables[key.to_table].table if key.synced else None
+            brought = () if to is None else after.get(to.name, ())
+            asked += _orphans(suspects, key, synced.tables[name].table, to, rows, brought)
     for name in synced.tables:
         for key in synced.database.constraints[name].foreign_keys:
-            deleted = gone.get(key.to_table, ())
-            if deleted and key.to_schema == own and key.on_delete in "ar":
+            deleted = gone.get(key.to_table, ()) if key.synced else ()
+            if deleted and key.on_delete in "ar":
                 asked += _still_referred_to(synced, suspects, key, synced.tables[name].table, deleted)
     return asked
 
@@ -310,10 +310,12 @@ def _orphans(
     suspects: Suspects,
     key: ForeignKey,
     table: Table,
+    to: Table | None,
     rows: Sequence[After],
     brought: Sequence[After],
 ) -> Iterator[Look]:
-    """Rows that refer to none, also not to one that the group brings (``brought``)."""
+    """Rows that refer to none, also not to one that the group brings (``brought``). ``to``: the table that they refer
+    to, where it is synced."""
     coming = {values: row for row, values in _given(brought, key.to_columns)}
     referring: dict[tuple[Cell, ...], list[After]] = {}
     for row, values in _given([row for row in rows if _changes(row, key.columns)], key.columns):
@@ -331,7 +333,7 @@ def _orphans(
         for row in referring[asked[place]]:
             suspects.add(row, Broken(FOREIGN_KEY, key.name), sure=True)
 
-    yield Look(lambda conn: store.without_parent(conn, key, columns, asked), suspect)
+    yield Look(lambda conn: store.without_parent(conn, key, columns, to, asked), suspect)
 
 
 def _still_referred_to(

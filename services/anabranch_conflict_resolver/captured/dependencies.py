@@ -60,7 +60,7 @@ class Dependencies:
         for reference in constraints.foreign_keys:
             if written is None or not written.isdisjoint(reference.columns):
                 values = tuple([row[index[name]] for name in reference.columns])
-                if None not in values and reference.to_table in self.synced.tables:
+                if None not in values and reference.synced:
                     self.there.setdefault((reference.to_table, reference.to_columns), set()).add(values)
         for unique in constraints.unique:
             if not unique.primary and (written is None or not written.isdisjoint(unique.columns)):

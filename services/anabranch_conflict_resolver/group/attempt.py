@@ -96,7 +96,8 @@ def run(context: Context, attempt: Attempt, batches: Sequence[Candidate]) -> Dec
     if isinstance(outcome, Decided):
         return outcome
     until_ms = context.now_ms + context.busy_ms
-    return next_try(Tried(attempt, batches, outcome, bool(context.may_cause), until_ms, bool(context.role)))
+    called = {name: synced.table.sql_name for name, synced in context.synced.tables.items()}
+    return next_try(Tried(attempt, batches, outcome, bool(context.may_cause), until_ms, bool(context.role), called))
 
 
 def _decide(
@@ -236,7 +237,8 @@ def _setback_of(context: Context, attempt: Attempt, batches: Sequence[Candidate]
         # A batch that touches a table that another session has locked as a whole fails for as long as that lasts, and
         # the whole group would fail with it.
         locked = locked_tables(context.conn, context.synced.database.schema_name)
-        held = [c.taken.batch_id for c in batches if any(table in locked for table, _ in c.decoded.keys)]
+        names = {name for name, synced in context.synced.tables.items() if synced.table.sql_name in locked}
+        held = [c.taken.batch_id for c in batches if any(table in names for table, _ in c.decoded.keys)]
         if held:
             return Setback(Why.TABLE_LOCKED, frozenset(held))
     fault = fault_of(context, error, blame_keys=attempt.blames_keys)

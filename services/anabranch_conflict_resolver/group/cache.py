@@ -163,7 +163,7 @@ def current(conn: Session, cache: Cache, head: Head) -> SyncedDatabase:
         for one in differences:
             if not one.stops:
                 text = "a table is synced, but is not what was registered"
-                _log.warning(text, database=database.name, table=one.table, detail=one.text)
+                _log.warning(text, database=database.name, table=one.called, detail=one.text)
         stopped = stopped_tables(differences)
         for text in stopped.values():
             _log.error("a table is not synced", database=database.name, detail=text)

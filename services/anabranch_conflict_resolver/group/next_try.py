@@ -67,7 +67,8 @@ class Retry:
 @dataclass(frozen=True, slots=True)
 class Tried:
     """A try that was set back. ``may_cause``: some tables' changes may cause others. ``rest_until_ms``: until when a
-    batch rests that is put off. ``acts``: batches are written as another role, whose policies decide."""
+    batch rests that is put off. ``acts``: batches are written as another role, whose policies decide. ``called``: the
+    tables' names in SQL."""
 
     attempt: Attempt
     batches: Sequence[Candidate]
@@ -75,6 +76,7 @@ class Tried:
     may_cause: bool
     rest_until_ms: int
     acts: bool = False
+    called: Mapping[str, str] = field(default_factory=dict)
 
 
 def next_try(tried: Tried) -> Retry:
@@ -135,7 +137,11 @@ def _without_effect(tried: Tried) -> _Next:
 
 def _without_forbidden(tried: Tried) -> _Next:
     writes = tried.setback.writes
-    rejected = [forbidden(c, writes[c.taken.batch_id]) for c in tried.batches if c.taken.batch_id in writes]
+    rejected = [
+        forbidden(c, write, tried.called.get(write.table, write.table))
+        for c in tried.batches
+        if (write := writes.get(c.taken.batch_id)) is not None
+    ]
     return tried.attempt, [c for c in tried.batches if c.taken.batch_id not in writes], rejected
 
 

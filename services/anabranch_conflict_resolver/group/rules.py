@@ -54,16 +54,16 @@ def decide(context: Context, progress: Progress, candidate: Candidate) -> Accept
             parking = Parking(batch_id, context.now_ms + context.busy_ms)
             return wait(view, candidate, parking, "a merge function that has no time yet")
         if isinstance(answered, Unanswered):
-            return _unanswered(view, candidate, answered)
+            return _unanswered(context, view, candidate, answered)
         if isinstance(answered, Accepted):
             return _allowed(context, view, Accepting(candidate, batch, without_gone(decoded, answered)), rights)
         decision = answered
     if isinstance(decision, Parked):
-        number = context.synced.tables[decision.table].table.id
+        table = context.synced.tables[decision.table].table
         # Looked at once more at the park time: from then on no batch waits for it any longer.
         most_ms = context.park_ms if candidate.may_wait else BATCH_EXPIRY_MS
-        parking = Parking(batch_id, taken.arrived_ms + most_ms, before, number, decision.key)
-        return wait(view, candidate, parking, f"row {decision.key} of {decision.table}, or batch {before}")
+        parking = Parking(batch_id, taken.arrived_ms + most_ms, before, table.id, decision.key)
+        return wait(view, candidate, parking, f"row {decision.key} of {table.sql_name}, or batch {before}")
     return _rejection(view, candidate, decision)
 
 
@@ -126,13 +126,14 @@ def _rejection(view: View, candidate: Candidate, decision: Rejected) -> Rejectio
     )
 
 
-def _unanswered(view: View, candidate: Candidate, unanswered: Unanswered) -> Rejection:
+def _unanswered(context: Context, view: View, candidate: Candidate, unanswered: Unanswered) -> Rejection:
     question = unanswered.question
+    column = context.synced.tables[question.table].table.by_name[question.column].sql_name
     at = (question.table, question.key)
     return Rejection(
         candidate.taken,
         errors_pb2.REASON_MERGE_FUNCTION,
-        f'merge function "{question.function}" of column "{question.column}": {unanswered.why}',
+        f'merge function "{question.function}" of column "{column}": {unanswered.why}',
         question.mutation,
         question.table,
         candidate.decoded.keys[at],

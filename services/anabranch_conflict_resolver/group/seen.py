@@ -64,7 +64,7 @@ def refusal(synced: SyncedDatabase, view: View, accepting: Accepting, rights: Ri
             # First whether it may write such a row: else the answer would tell whether there is one that is not seen.
             after = audiences.expected(None, write.values)
             if after is not None and after is not allowed and not rights.may_write(after):
-                return forbidden(accepting.candidate, write)
+                return forbidden(accepting.candidate, write, synced.tables[write.table].table.sql_name)
             if there is not None:
                 # It has the key of a row that is not seen, and learns no more of it than that.
                 return _taken_key(synced, accepting, write)
@@ -73,7 +73,7 @@ def refusal(synced: SyncedDatabase, view: View, accepting: Accepting, rights: Ri
         if there is not None:
             before = view.audiences[at]
             if before is not allowed and not rights.may_write(before):
-                return forbidden(accepting.candidate, write)
+                return forbidden(accepting.candidate, write, synced.tables[write.table].table.sql_name)
             allowed = before
             if audiences.reads.isdisjoint(write.values):
                 continue
@@ -83,7 +83,7 @@ def refusal(synced: SyncedDatabase, view: View, accepting: Accepting, rights: Ri
         if after is None or after is allowed:
             continue
         if not rights.may_write(after):
-            return forbidden(accepting.candidate, write)
+            return forbidden(accepting.candidate, write, synced.tables[write.table].table.sql_name)
         allowed = after
     return None
 
@@ -117,8 +117,9 @@ def learn_expected(conn: Session, synced: SyncedDatabase, view: View, candidates
 
 def _taken_key(synced: SyncedDatabase, accepting: Accepting, write: Write) -> Rejection:
     """The rejection that a key gives which a row has already, for one who does not see that row."""
-    name = synced.tables[write.table].primary_key
-    words = taken_words(synced.database, write.table, name)
+    table = synced.tables[write.table]
+    name = table.primary_key
+    words = taken_words(synced.database, table.table.sql_name, name)
     return Rejection(
         accepting.candidate.taken,
         errors_pb2.REASON_CONSTRAINT,

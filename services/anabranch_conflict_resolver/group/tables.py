@@ -62,7 +62,7 @@ def compile_database(
     with_code: Mapping[str, frozenset[MutationType]] = _QUIET,
     stopped: Mapping[str, str] = _WHOLE,
 ) -> SyncedDatabase:
-    """Compile ``database`` for the resolver. ``with_code``: its tables that have code of the
+    """Compile ``database`` for the resolver. ``with_code``: its tables, by their names in SQL, that have code of the
     application's, and for which changes it runs. ``stopped``: those that can't be synced as they are, and why."""
     ranks = {name: rank for rank, name in enumerate(database.table_order)}
     tables = {}
@@ -92,7 +92,7 @@ def compile_database(
     referrers: dict[str, list[tuple[str, ForeignKey]]] = {}
     for name in database.tables:
         for key in database.constraints[name].foreign_keys:
-            if key.to_schema == database.schema_name and key.to_table in database.tables:
+            if key.synced:
                 referrers.setdefault(key.to_table, []).append((name, key))
     may_cause = _may_cause(database, with_code)
     growing = growing_columns(list(database.tables.values()))
@@ -117,10 +117,10 @@ def compile_database(
 def _may_cause(
     database: Database, with_code: Mapping[str, frozenset[MutationType]]
 ) -> dict[str, frozenset[MutationType]]:
-    may_cause = {name: set(with_code.get(name, ())) for name in database.tables}
+    may_cause = {name: set(with_code.get(table.sql_name, ())) for name, table in database.tables.items()}
     for name in database.tables:
         for key in database.constraints[name].foreign_keys:
-            if key.to_table not in may_cause or key.to_schema != database.schema_name:
+            if not key.synced:
                 continue
             if key.on_delete in _ACTIONS:
                 may_cause[key.to_table].add(MutationType.DELETE)

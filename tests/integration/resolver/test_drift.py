@@ -17,7 +17,7 @@ create table u (id text primary key, n int);
 """
 
 CHANGES = {
-    "renamed column": ("alter table app.t rename column n to m", 'column "n" is gone'),
+    "renamed column": ("alter table app.t rename column n to m", 'column "n" is called "m" now'),
     "dropped column": ("alter table app.t drop column n", 'column "n" is gone'),
     "retyped column": ("alter table app.t alter column n type text", 'column "n" was integer and is text'),
     "renamed table": ("alter table app.t rename to v", "the table is gone"),

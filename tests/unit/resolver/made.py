@@ -50,7 +50,7 @@ def lists(on_delete: str = "a") -> SyncedDatabase:
         "todo": Table("todo", (_column("id"), _column("list_id", not_null=False), _column("title")), ("id",), 2),
     }
     primary = {name: UniqueKey(f"{name}_pkey", ("id",), primary=True) for name in tables}
-    refers = ForeignKey("todo_list", ("list_id",), "app", "list", ("id",), on_delete)
+    refers = ForeignKey("todo_list", ("list_id",), "app", "list", ("id",), on_delete, synced=True)
     constraints = {
         "list": Constraints(primary["list"], (primary["list"], UniqueKey("list_code", ("code",), primary=False))),
         "todo": Constraints(primary["todo"], (primary["todo"],), (refers,)),

@@ -134,16 +134,18 @@ def _traced(
     parameters: list[Parameter] = [int8(database.id)]
     shadows = []
     for name in membership.tables:
-        before = changed.before.get(name) or []
-        if name == table:
-            selected = _rows(database.tables[name], [*before, *(changed.after.get(name) or [])], parameters)
+        # One that is not synced any more has its name in SQL here.
+        synced, before = database.tables.get(name), changed.before.get(name) or []
+        called = name if synced is None else synced.sql_name
+        if synced is not None and name == table:
+            selected = _rows(synced, [*before, *(changed.after.get(name) or [])], parameters)
         else:
-            columns = ", ".join(quote(column.name) for column in database.tables[name].columns)
-            selected = f"select {columns} from {quote(database.schema_name)}.{quote(name)}"
-            if before:
-                selected += f" union all {_rows(database.tables[name], before, parameters)}"
+            columns = "*" if synced is None else ", ".join(quote(column.sql_name) for column in synced.columns)
+            selected = f"select {columns} from {quote(database.schema_name)}.{quote(called)}"
+            if synced is not None and before:
+                selected += f" union all {_rows(synced, before, parameters)}"
         # Not materialized: where the query names it twice, all of the table would be read for it.
-        shadows.append(f"{quote(name)} as not materialized ({selected})")
+        shadows.append(f"{quote(called)} as not materialized ({selected})")
     statement = (
         f"with {', '.join(shadows)} select {PRINCIPAL} from anabranch.principals as {PRINCIPALS} "
         f"where {PRINCIPALS}.database_id = $1::int8::int "
@@ -158,7 +160,7 @@ def _rows(table: Table, rows: Sequence[Sequence[Cell]], parameters: list[Paramet
     sent = sent_as(table.columns, columns, "c")
     arrays = ", ".join(f"${i}::{one.sender.array_type}" for i, one in enumerate(sent, len(parameters) + 1))
     parameters += [one.sender.build(cells) for one, cells in zip(sent, columns, strict=True)]
-    selected = ", ".join(f"{one.typed} as {quote(one.column.name)}" for one in sent)
+    selected = ", ".join(f"{one.typed} as {quote(one.column.sql_name)}" for one in sent)
     return f"select {selected} from unnest({arrays}) as v ({', '.join(one.alias for one in sent)})"
 
 

@@ -14,8 +14,8 @@ _print_names = array_printer(Kind.STRING)
 
 @dataclass(frozen=True, slots=True)
 class Audience:
-    """The audience expression of a restricted table. ``columns``: those that it reads, in the table's order.
-    ``is_list``: it gives text[], and not text."""
+    """The audience expression of a restricted table. ``columns``: those that it reads, in the table's order,
+    by their names in SQL. ``is_list``: it gives text[], and not text."""
 
     expression: str
     columns: tuple[str, ...]

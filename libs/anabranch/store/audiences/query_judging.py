@@ -154,7 +154,7 @@ def _not_synced(database: Database, query: str, found: Iterable[tuple[str, str, 
         if kind in "vm":
             text = f"the membership query `{query}` reads view {quote(schema)}.{quote(name)}: name its tables"
             yield Refused(TableRefusal.MEMBERSHIP_TABLE, text)
-        elif schema != database.schema_name or name not in database.tables:
+        elif schema != database.schema_name or name not in database.by_sql_name:
             text = f"the membership query `{query}` reads {quote(schema)}.{quote(name)}, which is no synced table of "
             yield Refused(TableRefusal.MEMBERSHIP_TABLE, f'{text}"{database.name}"')
 

@@ -53,20 +53,21 @@ class RowAudiences:
 
     def __init__(self, table: Table, audience: Audience) -> None:
         self._audience = audience
-        self._columns = [table.by_name[name] for name in audience.columns]
-        self._places = [table.index[name] for name in audience.columns]
+        self._columns = [table.by_sql_name[name] for name in audience.columns]
+        names = [column.name for column in self._columns]
+        self._places = [table.index[name] for name in names]
         # Cells that may be equal and not the same are told apart by their text, which stands behind the others.
         self._repeat = [i for i, column in enumerate(self._columns) if column.kind in _UNEQUAL]
-        self._name = table.name
+        self._name = table.sql_name
         self._known: dict[Key, Audiences] = {}
         # Equal audiences are one object: there are far fewer of them than rows.
         self._same: dict[Audiences, Audiences] = {}
         self._texts: dict[tuple[str, ...], bytes] = {}
         self.key: Callable[[Sequence[Cell]], Key] = self._getter(self._places)
         """The key of a row."""
-        self._key_of_values: Callable[[Mapping[str, Cell]], Key] = self._getter(audience.columns)
-        self.reads = frozenset(audience.columns)
-        """The names of the columns that the expression reads."""
+        self._key_of_values: Callable[[Mapping[str, Cell]], Key] = self._getter(names)
+        self.reads = frozenset(names)
+        """The identities of the columns that the expression reads."""
 
     def _getter(self, places: Sequence[Any]) -> Callable[[Any], Key]:
         if not places:
@@ -160,7 +161,7 @@ class RowAudiences:
         if statement is None:
             arrays = "".join(f"unnest(${i}::{one.sender.array_type}), " for i, one in enumerate(sent, 1))
             aliases = "".join(f"{one.alias}, " for one in sent)
-            selected = "".join(f"{one.typed} as {quote(one.column.name)}, " for one in sent)
+            selected = "".join(f"{one.typed} as {quote(one.column.sql_name)}, " for one in sent)
             of_row = self._audience.as_list if self._audience.is_list else f"({self._audience.expression})::text"
             statement = self._texts[shape] = (
                 f"select {of_row} from (select {selected}v.number as {quote(_NUMBER)} "

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from anabranch.limits import MAX_AUDIENCE_BYTES
@@ -21,7 +21,8 @@ MOST_CLAIMED = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """A membership query. ``tables``: the synced tables that it reads. ``traced``: those of them of which a changed row
+    """A membership query. ``tables``: the synced tables that it reads, by their identities as a ``Database`` has it,
+    and by their names in SQL as it is kept. ``traced``: those of them of which a changed row
     tells whose audiences it may have changed; of the others any change may concern every principal. ``printed``: the
     query as Postgres prints it, with every name in full."""
 
@@ -112,6 +113,25 @@ def _set_from_json(kept: Mapping[str, Any]) -> SetRules:
         for one in kept.get("memberships", ())
     )
     return SetRules(dict(kept.get("claims", {})), memberships)
+
+
+def with_tables(rules: AudienceRules, identities: Mapping[str, str]) -> AudienceRules:
+    """Rules with the identities of the tables in place of their names in SQL. A name that is not in ``identities``
+    stays."""
+    write = None if rules.write is None else _set_with_tables(rules.write, identities)
+    return replace(rules, read=_set_with_tables(rules.read, identities), write=write)
+
+
+def _set_with_tables(rules: SetRules, identities: Mapping[str, str]) -> SetRules:
+    memberships = tuple(
+        replace(
+            one,
+            tables=tuple(identities.get(name, name) for name in one.tables),
+            traced=frozenset(identities.get(name, name) for name in one.traced),
+        )
+        for one in rules.memberships
+    )
+    return replace(rules, memberships=memberships)
 
 
 def claims_text(subject: str, claims: Mapping[str, Any]) -> str:

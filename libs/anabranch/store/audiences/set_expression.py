@@ -6,7 +6,6 @@ anew, and devices read it again. What waits of it in the inbox stays.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import psycopg
@@ -42,8 +41,9 @@ def set_audience(
     now_ms: int | None = None,
     limits: RegistrationLimits | None = None,
 ) -> Added:
-    """Give a synced table another audience expression; None opens it, so that every device sees every row. ``now_ms``:
-    milliseconds since 1970. Writers of the table wait until its rows are read, once.
+    """Give a synced table, as SQL calls it or by its identity, another audience expression; None opens it, so that
+    every device sees every row. ``now_ms``: milliseconds since 1970. Writers of the table wait until its rows are read,
+    once.
 
     Raises:
         RegistrationError: UNKNOWN_DATABASE, NOT_SYNCED, BUSY, ROW_SECURITY_OF_OTHERS where a table with row-level
@@ -54,17 +54,18 @@ def set_audience(
         with conn.transaction():
             limit(conn, limits)
             found = find_database(conn, what, database)
-            if table not in found.tables:
+            before = found.find(table)
+            if before is None:
                 raise refuse(what, TableRefusal.NOT_SYNCED, f'"{table}" is no synced table of "{database}"')
-            others = replace(found, tables={name: one for name, one in found.tables.items() if name != table})
-            policy = found.table_policies[table].given()
-            judged = lock_and_judge(conn, what, others, table, policy, expression, _WAIVED)
-            triggers.forget_gathered(conn, found.schema_name, table, found.id)
+            name, sql_name = before.name, before.sql_name
+            policy = found.table_policies[name].given()
+            judged = lock_and_judge(conn, what, found, sql_name, policy, expression, _WAIVED, before)
+            triggers.forget_gathered(conn, found.schema_name, sql_name, found.id)
             sums = scan_sums(conn, found.schema_name, *judged)
             claim(conn, found.id)
-            if load_database(conn, database).table_policies.get(table) != found.table_policies[table]:
+            if load_database(conn, database).table_policies.get(name) != found.table_policies[name]:
                 raise refuse(what, TableRefusal.BUSY, "its policy was changed meanwhile; try again")
-            was = leave(conn, found, table)
+            was = leave(conn, found, name)
             if was is None:
                 raise refuse(what, TableRefusal.BUSY, "it was removed meanwhile")
             triggers.remove(conn, found.id, was)
@@ -78,4 +79,4 @@ def set_audience(
         raise refuse(what, TableRefusal.UNKNOWN_TABLE, "the table no longer exists") from error
     except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as error:
         raise refuse(what, TableRefusal.BUSY, "another session holds a lock on it; try again") from error
-    return Added(after.tables[table], sums.count, tuple(warnings(after, table)))
+    return Added(after.tables[name], sums.count, tuple(warnings(after, name)))

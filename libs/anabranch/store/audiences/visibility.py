@@ -30,9 +30,9 @@ def first_hidden(
         psycopg.Error: a policy can't be evaluated, or the role may not read the table.
     """
     synced = database.tables[table]
-    key = [quote(name) for name in synced.key_columns]
+    key = [quote(name) for name in synced.in_sql(synced.key_columns)]
     texts = ", ".join(f"{name}::text" for name in key)
-    relation = f"{quote(database.schema_name)}.{quote(table)}"
+    relation = f"{quote(database.schema_name)}.{quote(synced.sql_name)}"
     restricted = database.restricted.get(table)
     where = f" where {restricted.meets('%(audiences)s::text[]')}" if restricted is not None else ""
     select = f"select {texts} from {relation}{where} order by {', '.join(key)}".encode()

@@ -79,7 +79,7 @@ def held(
     with conn.transaction():
         conn.execute(_LIMITS, {"lock": str(lock_timeout_ms), "statement": str(statement_timeout_ms)})
         wait_for_claim(conn, database.id)
-        conn.execute(f"lock table {quote(database.schema_name)}.{quote(table.name)} in share mode".encode())
+        conn.execute(f"lock table {quote(database.schema_name)}.{quote(table.sql_name)} in share mode".encode())
         row = conn.execute(_WAITING, (database.id, table.id)).fetchone()
         yield row is not None and not row[0]
 
@@ -116,7 +116,7 @@ def _capture(conn: Connection, database: Database, table: Table, found: Sequence
     rows = [one.logged if one.logged is not None else one.stored or [] for one in found]
     columns = list(zip(*rows, strict=True))
     senders = [_sender(column, cells) for column, cells in zip(table.columns, columns, strict=True)]
-    keys = [f"t.{quote(name)}" for name in table.key_columns]
+    keys = [f"t.{quote(name)}" for name in table.in_sql(table.key_columns)]
     values = [
         f"(v.c{i}{s.cast})::{c.postgres_type}" for i, (c, s) in enumerate(zip(table.columns, senders, strict=True))
     ]
@@ -128,7 +128,7 @@ def _capture(conn: Connection, database: Database, table: Table, found: Sequence
         old=", ".join(values),
         arrays=", ".join(f"${i}::{s.array_type}" for i, s in enumerate(senders, 2)),
         names=", ".join(f"c{i}" for i in range(len(senders))),
-        relation=f"{quote(database.schema_name)}.{quote(table.name)}",
+        relation=f"{quote(database.schema_name)}.{quote(table.sql_name)}",
         match=" and ".join(match),
     )
     logged = bool_array([one.logged is not None for one in found])

@@ -38,7 +38,7 @@ order by d.name, c.relname
 LIMIT: LiteralString = "select set_config('lock_timeout', %s, true)"
 SYNCED: LiteralString = """
 select t.id from anabranch.synced_tables t join anabranch.databases d on d.id = t.database_id
-where d.id = %s and d.schema_name = %s and t.name = %s
+where d.id = %s and d.schema_name = %s and coalesce(t.sql_name, t.name) = %s
 """
 NEWEST: LiteralString = """
 select coalesce(pg_sequence_last_value(pg_get_serial_sequence('anabranch.synced_tables', 'id')::regclass), 0)

@@ -8,7 +8,7 @@ those of the present catalog; ``drift`` finds where the two differ. Constraints 
 from __future__ import annotations
 
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
@@ -19,9 +19,9 @@ import psycopg
 from anabranch.errors import ServerError
 from anabranch.merge.model import Policy
 from anabranch.store.audiences.expression import Audience
-from anabranch.store.audiences.rules import AudienceRules, rules_from_json
+from anabranch.store.audiences.rules import AudienceRules, rules_from_json, with_tables
 from anabranch.store.catalog.policy import DatabasePolicy, TablePolicy, database_policy, effective, table_policy
-from anabranch.store.catalog.relation import Constraints, base_types_of, constraints_of
+from anabranch.store.catalog.relation import Constraints, ForeignKey, UniqueKey, base_types_of, constraints_of
 from anabranch.store.catalog.table_order import TableOrder, table_order
 from anabranch.store.session.steps import Statement, Steps, arun, run
 from anabranch.v1 import value_pb2
@@ -38,8 +38,9 @@ class UnknownDatabaseError(ServerError, LookupError):
 
 @dataclass(frozen=True)
 class Database:
-    """A database at one schema version. ``table_policies`` holds the tables' own rules, which override ``policy``;
-    ``constraints`` the constraints on their rows; ``first_positions`` the head when each was registered."""
+    """A database at one schema version. Its tables are known by their identities, as their columns are.
+    ``table_policies`` holds the tables' own rules, which override ``policy``; ``constraints`` the constraints on their
+    rows; ``first_positions`` the head when each was registered."""
 
     id: int
     name: str
@@ -67,6 +68,17 @@ class Database:
     """The number of the last schema change, as applications are told of it; 1 before the first."""
     changed_positions: Mapping[str, int] = field(default_factory=dict)
     """By table, the position of the schema change that made it what it is; 0 where it is as registered."""
+    relations: Mapping[str, int] = field(default_factory=dict)
+    """By table, the oid for which its columns' numbers were read; 0 where they never were."""
+
+    @cached_property
+    def by_sql_name(self) -> Mapping[str, Table]:
+        """The tables by their names in SQL."""
+        return {table.sql_name: table for table in self.tables.values()}
+
+    def find(self, name: str) -> Table | None:
+        """The table that people mean by ``name``: the one that is called so today, else the one of that identity."""
+        return self.by_sql_name.get(name) or self.tables.get(name)
 
     @cached_property
     def tables_by_id(self) -> Mapping[int, Table]:
@@ -85,15 +97,12 @@ class Database:
     def order(self) -> TableOrder:
         """The tables in the order of their foreign keys, and the circles among them."""
         return table_order(
-            {
-                name: {key.to_table for key in self.constraints[name].foreign_keys if key.to_schema == self.schema_name}
-                for name in self.tables
-            }
+            {name: {key.to_table for key in self.constraints[name].foreign_keys if key.synced} for name in self.tables}
         )
 
     @property
     def table_order(self) -> tuple[str, ...]:
-        """Names of the tables; those that others refer to come first."""
+        """The tables' identities; those that others refer to come first."""
         return self.order.tables
 
 
@@ -114,8 +123,9 @@ def _column_to_json(c: Column) -> dict[str, Any]:
         "not_null": c.not_null,
         "generated": c.generated,
         "has_default": c.has_default,
-        "number": c.number,
     }
+    if c.number:
+        kept["number"] = c.number
     if c.renamed:
         kept["renamed"] = c.renamed
     if c.initial:
@@ -168,6 +178,7 @@ _TABLES: LiteralString = """
        coalesce((select jsonb_agg(jsonb_build_array(
                      t.id, t.name, t.columns, to_jsonb(t.key_columns), t.policy, t.first_position,
                      t.capture_off_ms, t.torn_ms, coalesce(t.sql_name, ''), t.former_columns, t.changed_position,
+                     t.relation, to_jsonb(t.column_numbers),
                      t.audience, to_jsonb(t.audience_columns), t.audience_is_list)
                      order by t.id)
                  from anabranch.synced_tables t where t.database_id = d.id), '[]'),
@@ -203,11 +214,12 @@ def _database(
     torn = set()
     restricted: dict[str, Audience] = {}
     changed_positions: dict[str, int] = {}
+    relations: dict[str, int] = {}
     for table_id, table, columns, key_columns, own_policy, first_position, off_ms, torn_ms, *further in synced:
-        sql_name, former, changed_positions[table], *audience = further
+        sql_name, former, changed_positions[table], relations[table], numbers, *audience = further
         policies[table] = table_policy(own_policy)
         bases = base_types.get((schema_name, sql_name or table), {})
-        known = columns_from_json(columns, policies[table].columns, bases)
+        known = columns_from_json(_numbered(columns, numbers), policies[table].columns, bases)
         tables[table] = Table(
             table, known, tuple(key_columns), table_id, renamed=sql_name, former=former_columns_from_json(former)
         )
@@ -219,6 +231,7 @@ def _database(
         if audience[0] is not None:
             expression, reads, is_list = audience
             restricted[table] = Audience(expression, tuple(reads), is_list)
+    called = {table.sql_name: table for table in tables.values()}
     return Database(
         id=number,
         name=name,
@@ -231,17 +244,53 @@ def _database(
         tables=tables,
         table_policies=policies,
         constraints={
-            name: constraints.get((schema_name, table.sql_name), Constraints()) for name, table in tables.items()
+            table.name: _by_identity(constraints.get((schema_name, name), Constraints()), table, schema_name, called)
+            for name, table in called.items()
         },
         first_positions=first_positions,
         uncaptured=frozenset(uncaptured),
         torn=frozenset(torn),
         restricted=restricted,
-        audience_rules=rules_from_json(rules),
+        audience_rules=with_tables(rules_from_json(rules), {name: table.name for name, table in called.items()}),
         was_restricted=was_restricted,
         ddl_version=ddl_version,
         changed_positions=changed_positions,
+        relations=relations,
     )
+
+
+def _by_identity(found: Constraints, table: Table, schema_name: str, synced: Mapping[str, Table]) -> Constraints:
+    """A table's constraints as Postgres has them, with identities; ``synced``: the database's tables by their names in
+    SQL. A constraint over columns that are not synced keeps the names of these."""
+    unique = tuple(_unique_by_identity(key, table) for key in found.unique)
+    return Constraints(
+        primary_key=next((key for key in unique if key.primary), None),
+        unique=unique,
+        foreign_keys=tuple(_foreign_by_identity(key, table, schema_name, synced) for key in found.foreign_keys),
+    )
+
+
+def _unique_by_identity(key: UniqueKey, table: Table) -> UniqueKey:
+    return replace(key, columns=_identities(table, key.columns))
+
+
+def _foreign_by_identity(key: ForeignKey, table: Table, schema_name: str, synced: Mapping[str, Table]) -> ForeignKey:
+    columns = _identities(table, key.columns)
+    to = synced.get(key.to_table) if key.to_schema == schema_name else None
+    if to is None:
+        return replace(key, columns=columns)
+    return replace(key, columns=columns, to_table=to.name, to_columns=_identities(to, key.to_columns), synced=True)
+
+
+def _identities(table: Table, names: Iterable[str]) -> tuple[str, ...]:
+    return tuple([table.by_sql_name[name].name if name in table.by_sql_name else name for name in names])
+
+
+def _numbered(columns: list[dict[str, Any]], numbers: list[int]) -> list[dict[str, Any]]:
+    """Columns with their numbers: those of registration stand beside the columns, as an older release knows none."""
+    if len(numbers) != len(columns):
+        return columns
+    return [{"number": number, **column} for column, number in zip(columns, numbers, strict=True)]
 
 
 def load_databases(conn: psycopg.Connection[Any]) -> dict[str, Database]:

@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import psycopg
 
-from anabranch.store.capture.triggers import trigger_faults
+from anabranch.store.capture.triggers import TriggerFault, trigger_faults
 from anabranch.store.catalog.databases import Database
 from anabranch.store.catalog.refusals import why_not
-from anabranch.store.catalog.relation import relations_of
+from anabranch.store.catalog.relation import Relation, relations_of
 from anabranch.store.session.steps import Steps, arun, run
 from anabranch.values import Column, Table
+from anabranch.values.identities import matched
+from anabranch.values.postgres_types import Types
 
 # Integers and texts whose values stay the same when one type becomes the other.
 _ALIKE = (
@@ -30,11 +32,13 @@ _ALIKE = (
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """One difference between a synced table as registered and as it is. ``stops``: it stops the table's sync."""
+    """One difference between a synced table as registered and as it is. ``stops``: it stops the table's sync.
+    ``table`` is its identity, ``called`` its name in SQL."""
 
     table: str
     text: str
     stops: bool = True
+    called: str = field(default="", compare=False)
 
 
 def drift(conn: psycopg.Connection[Any], database: Database) -> list[Drift]:
@@ -53,7 +57,7 @@ def stopped_tables(differences: Iterable[Drift]) -> dict[str, str]:
     for difference in differences:
         if difference.stops:
             text = (
-                f'table "{difference.table}" is no longer what was registered ({difference.text}): '
+                f'table "{difference.called}" is no longer what was registered ({difference.text}): '
                 "it is not synced until it is removed and added anew"
             )
             stopped.setdefault(difference.table, text)
@@ -77,7 +81,7 @@ select coalesce(pg_catalog.md5(pg_catalog.string_agg(pg_catalog.concat_ws(' ', s
 from anabranch.synced_tables s
 join anabranch.databases d on d.id = s.database_id
 left join pg_catalog.pg_namespace n on n.nspname = d.schema_name
-left join pg_catalog.pg_class c on c.relnamespace = n.oid and c.relname = s.name
+left join pg_catalog.pg_class c on c.relnamespace = n.oid and c.relname = coalesce(s.sql_name, s.name)
 where d.name = %s
 """
 """A hash that changes whenever a synced table of a database changes in a way that may be drift, or that may bring code
@@ -91,47 +95,68 @@ def fingerprint(conn: psycopg.Connection[Any], database: str) -> str:
 
 
 def _differences(database: Database) -> Steps[list[Drift]]:
-    found, known = yield from relations_of(database.schema_name, database.tables)
-    numbers = {name: table.id for name, table in database.tables.items()}
-    faults = yield from trigger_faults(database.schema_name, database.id, numbers, database.uncaptured)
-    differences = []
-    for name, table in sorted(database.tables.items()):
-        if name in database.torn:
-            differences.append(Drift(name, "direct writes of it could not be read, and the log lacks them"))
-        if name not in found:
-            differences.append(Drift(name, "the table is gone"))
-            continue
-        now = Table(name, found[name].snapshot(known), found[name].key_columns, table.id)
-        differences += _changes(table, now)
-        if name in faults:
-            # Without any trigger it may be another table that has taken the name.
-            differences.append(Drift(name, faults[name].text, stops=faults[name].all_gone))
-        others = database.tables.keys() - {name}
-        restricted = name in database.restricted
-        refusals = why_not(found[name], known, database.table_policies[name], others, restricted=restricted)
-        differences += [Drift(name, str(refused), stops=False) for refused in refusals]
+    called = database.by_sql_name
+    found, known = yield from relations_of(database.schema_name, called)
+    numbers = {name: table.id for name, table in called.items()}
+    resting = {name for name, table in called.items() if table.name in database.uncaptured}
+    faults = yield from trigger_faults(database.schema_name, database.id, numbers, resting)
+    differences: list[Drift] = []
+    for table in sorted(database.tables.values(), key=lambda table: table.sql_name):
+        relation, fault = found.get(table.sql_name), faults.get(table.sql_name)
+        differences += [
+            replace(one, called=table.sql_name) for one in _of_table(database, table, relation, known, fault)
+        ]
     return differences
 
 
-def _changes(before: Table, now: Table) -> Iterator[Drift]:
+def _of_table(
+    database: Database, table: Table, relation: Relation | None, known: Types, fault: TriggerFault | None
+) -> Iterator[Drift]:
+    name = table.name
+    if name in database.torn:
+        yield Drift(name, "direct writes of it could not be read, and the log lacks them")
+    if relation is None:
+        yield Drift(name, "the table is gone")
+        return
+    now = Table(relation.name, relation.snapshot(known), relation.key_columns, table.id)
+    yield from _changes(table, now, by_number=relation.oid == database.relations.get(name))
+    if fault is not None:
+        # Without any trigger it may be another table that has taken the name.
+        yield Drift(name, fault.text, stops=fault.all_gone)
+    others = database.by_sql_name.keys() - {table.sql_name}
+    policy = database.table_policies[name].in_sql(table)
+    for refused in why_not(relation, known, policy, others, restricted=name in database.restricted):
+        yield Drift(name, str(refused), stops=False)
+
+
+def _changes(before: Table, now: Table, *, by_number: bool) -> Iterator[Drift]:
+    """``now``: the table as SQL has it, with names in SQL. ``by_number``: its columns have the numbers that they had
+    when it was registered."""
     name = before.name
-    if before.key_columns != now.key_columns:
-        was, are = ", ".join(before.key_columns), ", ".join(now.key_columns) or "none"
+    there = matched(before, now, by_number=by_number)
+    if [there[key].name if key in there else None for key in before.key_columns] != list(now.key_columns):
+        was, are = ", ".join(before.in_sql(before.key_columns)), ", ".join(now.key_columns) or "none"
         yield Drift(name, f"the key was {was} and is {are}")
-    gone = [column for column in before.column_names if column not in now.by_name]
-    yield from (Drift(name, f'column "{column}" is gone') for column in gone)
-    if not gone and now.column_names[: len(before.columns)] != before.column_names:
+    gone = [column.sql_name for column in before.columns if column.name not in there]
+    for column_name in gone:
+        anew = column_name in now.by_name
+        yield Drift(name, "a column was dropped and made anew" if anew else f'column "{column_name}" is gone')
+    own = [column.name for column in now.columns][: len(before.columns)]
+    if not gone and [there[column.name].name for column in before.columns] != own:
         yield Drift(name, "a column was dropped and made anew")
-    for column in before.column_names:
-        if column in now.by_name:
-            yield from _column_changes(name, before.by_name[column], now.by_name[column])
-    for column in now.column_names:
-        if column not in before.by_name:
-            yield Drift(name, f'column "{column}" is new', stops=False)
+    for column in before.columns:
+        if column.name in there:
+            yield from _column_changes(name, column, there[column.name])
+    former = {column.name for column in there.values()}
+    for column in now.columns:
+        if column.name not in former and column.name not in gone:
+            yield Drift(name, f'column "{column.name}" is new', stops=False)
 
 
 def _column_changes(table: str, before: Column, now: Column) -> Iterator[Drift]:
-    name = before.name
+    name = before.sql_name
+    if name != now.name:
+        yield Drift(table, f'column "{name}" is called "{now.name}" now')
     if before.postgres_type != now.postgres_type:
         text = f'column "{name}" was {before.postgres_type} and is {now.postgres_type}'
         yield Drift(table, text, stops=not _alike(before, now))

@@ -9,7 +9,7 @@ from typing import Any
 
 import psycopg
 
-from anabranch.store.catalog.databases import columns_from_json
+from anabranch.store.catalog.databases import columns_from_json, former_columns_from_json
 from anabranch.store.session.engine import Session
 from anabranch.store.session.steps import Statement, Steps, arun, run
 from anabranch.values import Table
@@ -17,28 +17,32 @@ from anabranch.values import Table
 KEEP = """
 with gone as (
     delete from anabranch.synced_tables where database_id = %s and name = %s
-    returning id, database_id, name, columns, key_columns, audience
+    returning id, database_id, name, columns, key_columns, audience, sql_name, former_columns
 )
-insert into anabranch.former_tables (id, database_id, name, columns, key_columns, last_position, audience)
+insert into anabranch.former_tables
+    (id, database_id, name, columns, key_columns, last_position, audience, sql_name, former_columns)
 select g.id, g.database_id, g.name, g.columns, g.key_columns,
        coalesce((select position from anabranch.groups where database_id = g.database_id
-                 order by position desc limit 1), 0), g.audience
+                 order by position desc limit 1), 0), g.audience, g.sql_name, g.former_columns
 from gone g
 returning id
 """
 """Ends a registration. The caller holds the database's claim, so that no group comes meanwhile."""
 READ = """
-select id, name, columns, key_columns, last_position from anabranch.former_tables
+select id, name, columns, key_columns, last_position, coalesce(sql_name, ''), former_columns
+from anabranch.former_tables
 where database_id = %s and id = any(%s::int[]) order by id
 """
 
 LAST_AUDIENCE = """
-select audience from anabranch.former_tables where database_id = %s and name = %s order by id desc limit 1
+select audience from anabranch.former_tables
+where database_id = %s and coalesce(sql_name, name) = %s order by id desc limit 1
 """
-"""The audience expression of a table's last registration."""
+"""The audience expression of the last registration of the table that SQL called so."""
 
 READ_ALL = """
-select id, name, columns, key_columns, last_position from anabranch.former_tables
+select id, name, columns, key_columns, last_position, coalesce(sql_name, ''), former_columns
+from anabranch.former_tables
 where database_id = %(db)s order by id
 """
 
@@ -73,6 +77,16 @@ def _all(database_id: int) -> Steps[list[Former]]:
 
 def _former(rows: Iterable[tuple[Any, ...]]) -> list[Former]:
     return [
-        Former(Table(name, columns_from_json(columns, {}), tuple(key), number), last)
-        for number, name, columns, key, last in rows
+        Former(
+            Table(
+                name,
+                columns_from_json(columns, {}),
+                tuple(key),
+                number,
+                renamed=called,
+                former=former_columns_from_json(former),
+            ),
+            last,
+        )
+        for number, name, columns, key, last, called, former in rows
     ]

@@ -166,6 +166,9 @@ def _register(
 ) -> list[Added]:
     chosen = limits or RegistrationLimits()
     begun: list[_Gathering] = []
+    if anew:
+        synced = find_database(conn, "no capture can be turned on", database)
+        tables = [name if (known := synced.find(name)) is None else known.sql_name for name in tables]
     with _alone(conn, database, tables):
         # All reasons are reported at once, before any session waits for a lock.
         if not anew and (errors := refusals(conn, database, tables, policy, audience)):
@@ -175,11 +178,11 @@ def _register(
                 work = partial(_begin, conn, database, name, policy, audience, now_ms, chosen, anew)
                 begun.append(_patiently(chosen, name, work))
             for one in begun:
-                _patiently(chosen, one.table.name, partial(_read, conn, one, chosen))
+                _patiently(chosen, one.table.sql_name, partial(_read, conn, one, chosen))
             for _ in range(_PASSES):
                 if sum(_add(conn, one, _CHUNKS) for one in begun) < _FEW:
                     break
-            _patiently(chosen, begun[-1].table.name, partial(_enter, conn, begun, now_ms, chosen))
+            _patiently(chosen, begun[-1].table.sql_name, partial(_enter, conn, begun, now_ms, chosen))
         except BaseException as error:
             if not conn.closed:
                 _undo_all(conn, begun, chosen, error)
@@ -202,30 +205,36 @@ def _begin(
     with conn.transaction(), _clear(what, restricted=False):
         _limit(conn, limits)
         found = find_database(conn, what, database)
-        was = found.tables[name].id if name in found.tables else None
+        before = found.find(name) if anew else None
         if anew:
-            if was is None:
+            if before is None:
                 raise refuse(what, TableRefusal.NOT_SYNCED, f'"{name}" is no synced table of "{database}"')
-            policy = found.table_policies[name].given()
-            audience = found.restricted[name].expression if name in found.restricted else None
-        judged = (
-            lock_and_judge(conn, what, _without(found, name), name, policy, audience, _KNOWN_BEFORE)
-            if anew
-            else lock_and_judge(conn, what, found, name, policy, audience)
-        )
+            policy = found.table_policies[before.name].given()
+            audience = found.restricted[before.name].expression if before.name in found.restricted else None
+        judged = _judged(conn, what, found, name, policy, audience, before)
         triggers.forget_gathered(conn, found.schema_name, name, found.id)
-        if was is not None:
+        if before is not None:
             claim(conn, found.id)
-            conn.execute(triggers.DELETE_CAPTURED, (found.id, was))
-            conn.execute(_OFF, (now_ms, was))
+            conn.execute(triggers.DELETE_CAPTURED, (found.id, before.id))
+            conn.execute(_OFF, (now_ms, before.id))
             tell(conn, found.id)
         number = new_number(conn)
         triggers.install(conn, found.schema_name, name, -found.id, number)
-    return _Gathering(what, found, judged, policy, number, was)
+    return _Gathering(what, found, judged, policy, number, None if before is None else before.id)
 
 
-def _without(database: Database, table: str) -> Database:
-    return replace(database, tables={name: one for name, one in database.tables.items() if name != table})
+def _judged(
+    conn: Connection,
+    what: str,
+    database: Database,
+    name: str,
+    policy: Mapping[str, Any],
+    audience: str | None,
+    before: Table | None,
+) -> Judged:
+    """The table, locked. ``before``: as it was registered, where it is registered anew."""
+    waived = _KNOWN_BEFORE if before is not None else ()
+    return lock_and_judge(conn, what, database, name, policy, audience, waived, before)
 
 
 def _read(conn: Connection, one: _Gathering, limits: RegistrationLimits) -> None:
@@ -236,7 +245,7 @@ def _read(conn: Connection, one: _Gathering, limits: RegistrationLimits) -> None
         conn.execute("set transaction isolation level repeatable read, read only")
         conn.execute(f"set local lock_timeout = {min(_ATTEMPT_LOCK_MS, limits.lock_timeout_ms)}".encode())
         conn.execute(f"set local statement_timeout = {limits.statement_timeout_ms}".encode())
-        conn.execute(f"lock table {quote(schema_name)}.{quote(table.name)} in access share mode".encode())
+        conn.execute(f"lock table {quote(schema_name)}.{quote(table.sql_name)} in access share mode".encode())
         [(one.moment,)] = conn.execute(_MOMENT).fetchall()
         one.kept = _kept(conn, one)
         one.sum = scan_sums(conn, schema_name, *one.judged)
@@ -293,15 +302,12 @@ def _enter(conn: Connection, begun: Sequence[_Gathering], now_ms: int, limits: R
 
 
 def _enter_one(conn: Connection, one: _Gathering, now_ms: int) -> None:
-    name, schema_name = one.table.name, one.database.schema_name
+    name, schema_name = one.table.sql_name, one.database.schema_name
     found = find_database(conn, one.what, one.database.name)
     expression = None if one.audience is None else one.audience.expression
-    now = (
-        lock_and_judge(conn, one.what, _without(found, name), name, one.policy, expression, _KNOWN_BEFORE)
-        if one.was is not None
-        else lock_and_judge(conn, one.what, found, name, one.policy, expression)
-    )
-    number = found.tables[name].id if name in found.tables else None
+    before = found.by_sql_name.get(name)
+    now = _judged(conn, one.what, found, name, one.policy, expression, None if one.was is None else before)
+    number = None if before is None else before.id
     faults = run(conn, triggers.trigger_faults(schema_name, -found.id, {name: one.number}))
     if now != one.judged or number != one.was or faults:
         raise refuse(one.what, TableRefusal.BUSY, "it was changed while its rows were read; try again")
@@ -314,7 +320,7 @@ def _enter_one(conn: Connection, one: _Gathering, now_ms: int) -> None:
         for sums, sign in ((kept, 1), (one.kept, -1)):
             for audience, (count, total) in sums.audiences.items():
                 one.sum.add_to(audience, sign * count, sign * total)
-        leave(conn, found, name)
+        leave(conn, found, one.table.name)
         # Also where the old table has another name now.
         triggers.remove(conn, found.id, one.was)
     enter(conn, one.what, found, one.judged, one.policy, one.number, one.sum, now_ms=now_ms)
@@ -324,16 +330,16 @@ def _undo_all(conn: Connection, begun: Sequence[_Gathering], limits: Registratio
     """Undo each registration, also where another undo fails. Failures are noted at ``error``, for the janitor."""
     for one in begun:
         try:
-            _patiently(limits, one.table.name, partial(_undo, conn, one, limits))
+            _patiently(limits, one.table.sql_name, partial(_undo, conn, one, limits))
         except (psycopg.Error, RegistrationError) as failure:
-            error.add_note(f'table "{one.table.name}" goes on gathering until the janitor clears it up: {failure}')
+            error.add_note(f'table "{one.table.sql_name}" goes on gathering until the janitor clears it up: {failure}')
 
 
 def _undo(conn: Connection, one: _Gathering, limits: RegistrationLimits) -> None:
     """Remove the triggers; those of a registration before are installed again, and disabled."""
     with conn.transaction():
         _limit(conn, limits)
-        schema_name, name = one.database.schema_name, one.table.name
+        schema_name, name = one.database.schema_name, one.table.sql_name
         if one.number not in triggers.gathering(conn, schema_name, name, one.database.id):
             return
         if one.was is None:

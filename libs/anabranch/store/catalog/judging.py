@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import psycopg
@@ -18,6 +19,7 @@ from anabranch.store.catalog.refusals import Refused, TableRefusal, why_not
 from anabranch.store.catalog.relation import relations_of
 from anabranch.store.session.steps import run
 from anabranch.values import Table
+from anabranch.values.identities import carried_on, new_identity
 
 Connection = psycopg.Connection[Any]
 
@@ -73,13 +75,18 @@ def lock_and_judge(
     policy: Mapping[str, Any],
     audience: str | None = None,
     waived: Collection[TableRefusal] = (),
+    before: Table | None = None,
 ) -> Judged:
-    """The table as it is once its lock is held. ``audience``: its expression. ``waived`` are reasons that don't
-    count."""
+    """The table that SQL calls ``name`` as it is once its lock is held. ``audience``: its expression. ``waived`` are
+    reasons that don't count. ``before``: the synced table that is registered anew, whose identities it keeps; it counts
+    as none of the database's."""
     # Judged before the lock, too: a name that is no table can't be locked, and a refusal must keep no session waiting.
-    own_policy = _may_be_added(conn, what, database, name, policy, audience, waived)
+    if before is not None:
+        others = {identity: one for identity, one in database.tables.items() if identity != before.name}
+        database = replace(database, tables=others)
+    own_policy = _may_be_added(conn, what, database, name, policy, audience, waived, before)
     triggers.lock(conn, database.schema_name, name)
-    return _judge(conn, what, database, name, own_policy, audience, waived)
+    return _judge(conn, what, database, name, own_policy, audience, waived, before)
 
 
 def refusals(
@@ -114,7 +121,7 @@ def unsynced_tables(conn: Connection, database: str) -> list[str]:
     """
     found = find_database(conn, "no table can be synced", database)
     names = [name for (name,) in conn.execute(_TABLES, (found.schema_name,)).fetchall()]
-    return [name for name in names if name not in found.tables]
+    return [name for name in names if name not in found.by_sql_name]
 
 
 def _may_be_added(
@@ -125,14 +132,15 @@ def _may_be_added(
     policy: Mapping[str, Any],
     audience: str | None,
     waived: Collection[TableRefusal] = (),
+    before: Table | None = None,
 ) -> TablePolicy:
-    if name in database.tables:
+    if name in database.by_sql_name:
         raise refuse(what, TableRefusal.ALREADY_SYNCED, f'table "{name}" is synced already')
     try:
         own_policy = table_policy(policy)
     except PolicyError as error:
         raise refuse(what, TableRefusal.INVALID_POLICY, str(error)) from error
-    _judge(conn, what, database, name, own_policy, audience, waived)
+    _judge(conn, what, database, name, own_policy, audience, waived, before)
     return own_policy
 
 
@@ -144,13 +152,15 @@ def _judge(
     policy: TablePolicy,
     expression: str | None,
     waived: Collection[TableRefusal],
+    before: Table | None,
 ) -> Judged:
     found, known = run(conn, relations_of(database.schema_name, [name]))
     if name not in found:
         text = f'there is no table "{name}" in schema "{database.schema_name}"'
         raise refuse(what, TableRefusal.UNKNOWN_TABLE, text)
     relation = found[name]
-    reasons = why_not(relation, known, policy, database.tables, restricted=expression is not None)
+    in_sql = policy if before is None else policy.in_sql(before)
+    reasons = why_not(relation, known, in_sql, database.by_sql_name, restricted=expression is not None)
     found_wrong = [one for one in reasons if one.reason not in waived]
     if relation.kind == "r" and not relation.owned:
         text = f"role {relation.role} does not own the table, and could make no triggers that always fire"
@@ -166,7 +176,12 @@ def _judge(
             audience = judged
     if found_wrong:
         raise RegistrationError(what, found_wrong)
-    return Judged(Table(name, relation.snapshot(known), relation.key_columns), audience)
+    now = Table(name, relation.snapshot(known), relation.key_columns)
+    if before is None:
+        identity = new_identity(name, database.tables)
+        return Judged(replace(now, name=identity, renamed=name if name != identity else ""), audience)
+    by_number = relation.oid == database.relations.get(before.name)
+    return Judged(carried_on(before, now, by_number=by_number), audience)
 
 
 def _left_out(conn: Connection, database: Database, name: str) -> Iterator[Refused]:
@@ -186,16 +201,17 @@ def find_database(conn: Connection, what: str, name: str) -> Database:
 
 
 def warnings(database: Database, table: str) -> Iterator[str]:
-    """Warnings about a synced table that are no reason to refuse it."""
+    """Warnings about a synced table, ``table`` its identity, that are no reason to refuse it."""
     for key in database.constraints[table].foreign_keys:
-        if key.to_table not in database.tables:
+        if not key.synced:
             yield (
                 f'foreign key "{key.name}" points to "{key.to_table}", which is not synced: '
                 "devices can't see what they may refer to"
             )
     for cycle in database.order.cycles:
         if table in cycle:
+            called = ", ".join(database.tables[name].sql_name for name in cycle)
             yield (
-                f"foreign keys point in a circle through {', '.join(cycle)}: "
+                f"foreign keys point in a circle through {called}: "
                 "rows that need each other go through only where these keys are deferrable"
             )

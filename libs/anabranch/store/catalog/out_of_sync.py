@@ -31,7 +31,8 @@ def capture_off(
     now_ms: int | None = None,
     limits: RegistrationLimits | None = None,
 ) -> None:
-    """Disable the table's triggers, so that direct writes are not captured: for a restore or a load of many rows.
+    """Disable the triggers of a table, as SQL calls it or by its identity, so that direct writes are not captured: for
+    a restore or a load of many rows.
 
     Raises:
         RegistrationError: UNKNOWN_DATABASE, NOT_SYNCED or BUSY.
@@ -41,19 +42,20 @@ def capture_off(
         with conn.transaction():
             limit(conn, limits)
             found = find_database(conn, what, database)
-            if table not in found.tables:
+            synced = found.find(table)
+            if synced is None:
                 raise refuse(what, TableRefusal.NOT_SYNCED, f'"{table}" is no synced table of "{database}"')
-            triggers.lock(conn, found.schema_name, table)
-            triggers.switch(conn, found.schema_name, table, on=False)
-            conn.execute(_CAPTURE_OFF, (at_ms(now_ms), found.id, table))
+            triggers.lock(conn, found.schema_name, synced.sql_name)
+            triggers.switch(conn, found.schema_name, synced.sql_name, on=False)
+            conn.execute(_CAPTURE_OFF, (at_ms(now_ms), found.id, synced.name))
             tell(conn, found.id)
     except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as error:
         raise refuse(what, TableRefusal.BUSY, "another session holds a lock on it; try again") from error
 
 
 def mark_torn(conn: Connection, database_id: int, table: str, *, now_ms: int | None = None) -> None:
-    """Stop the sync of a table until it is removed and added anew, since the log will lack direct writes to it. The
-    listeners are notified; a table that is torn already stays so."""
+    """Stop the sync of the table of an identity until it is removed and added anew, since the log will lack direct
+    writes to it. The listeners are notified; a table that is torn already stays so."""
     with conn.transaction():
         if conn.execute(_MARK_TORN, (at_ms(now_ms), database_id, table)).fetchone() is not None:
             tell(conn, database_id)

@@ -17,7 +17,7 @@ from pydantic_core import ErrorDetails
 from anabranch.errors import ServerError
 from anabranch.merge import COMPUTED, FUNCTION, check_policy, function_of
 from anabranch.merge.model import Policy
-from anabranch.values import Kind
+from anabranch.values import Kind, Table
 
 Order = Literal["server", "edit"]
 Delete = Literal["rejects", "wins"]
@@ -61,7 +61,7 @@ class _Model(BaseModel):
 
 
 class TablePolicy(_Model):
-    """A table's own rules, which override its database's policy; ``columns`` holds the policies of columns by name.
+    """A table's own rules, which override its database's policy; ``columns`` holds the policies of columns by identity.
     ``every_device_sees_every_row``: the table is synced though its row-level security restricts who sees which rows."""
 
     order: Order | None = None
@@ -69,6 +69,14 @@ class TablePolicy(_Model):
     delete: Delete | None = None
     every_device_sees_every_row: bool = False
     columns: dict[str, ColumnPolicy] = Field(default_factory=dict)
+
+    def in_sql(self, table: Table) -> TablePolicy:
+        """The policy with its columns as SQL calls them; that of a column which ``table`` has no longer is left out."""
+        if not self.columns:
+            return self
+        known = table.by_name
+        columns = {known[name].sql_name: policy for name, policy in self.columns.items() if name in known}
+        return self.model_copy(update={"columns": columns})
 
 
 class DatabasePolicy(_Model):

@@ -18,7 +18,7 @@ import re
 import secrets
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import psycopg
@@ -29,7 +29,7 @@ from anabranch.store.audiences.evaluated import EvaluationError, evaluate_anew
 from anabranch.store.audiences.rules import rules_from_json
 from anabranch.store.capture import triggers
 from anabranch.store.catalog import former_tables, writer
-from anabranch.store.catalog.databases import Database, columns_to_json, load_database
+from anabranch.store.catalog.databases import Database, columns_to_json, former_columns_to_json, load_database
 from anabranch.store.catalog.judging import (
     Judged,
     RegistrationError,
@@ -63,17 +63,21 @@ values (%s, %s, %s, %s, %s, %s)
 _NOTIFY_NEW = "select pg_notify(%s, id::text) from anabranch.databases where name = %s"
 # Keeps two registrations of one database apart, without blocking inserts of rows that refer to it.
 _LOCK_DATABASE = "select audience_rules from anabranch.databases where id = %s for no key update"
-_SYNCED = "select name from anabranch.synced_tables where database_id = %s"
+_SYNCED = "select coalesce(sql_name, name) from anabranch.synced_tables where database_id = %s"
 _INSERT_TABLE = """
 with head as (
     select coalesce(max(position), 0) as position from anabranch.groups where database_id = %(database)s
 ), added as (
     insert into anabranch.synced_tables
         (id, database_id, name, columns, key_columns, policy, registered_ms, first_position,
-         audience, audience_columns, audience_is_list)
+         audience, audience_columns, audience_is_list, sql_name, former_columns, column_numbers,
+         relation)
     overriding system value
     select %(number)s, %(database)s, %(name)s, %(columns)s, %(key_columns)s::text[], %(policy)s, %(now_ms)s, position,
-           %(audience)s, %(audience_columns)s::text[], %(audience_is_list)s
+           %(audience)s, %(audience_columns)s::text[], %(audience_is_list)s, nullif(%(sql_name)s, %(name)s),
+           %(former_columns)s, %(column_numbers)s::int2[],
+           (select c.oid from pg_class c join pg_namespace n on n.oid = c.relnamespace
+            where n.nspname = %(schema)s and c.relname = %(sql_name)s and c.relkind in ('r', 'p'))
     from head
     returning id, first_position
 )
@@ -207,7 +211,8 @@ def add_table(
         raise refuse(what, TableRefusal.UNKNOWN_TABLE, f'there is no table "{table}" any more') from error
     except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as error:
         raise refuse(what, TableRefusal.BUSY, "another session holds a lock on it; try again") from error
-    return Added(after.tables[table], sums.count, tuple(warnings(after, table)))
+    identity = judged.table.name
+    return Added(after.tables[identity], sums.count, tuple(warnings(after, identity)))
 
 
 def not_for_a_row(what: str, error: psycopg.DataError) -> RegistrationError:
@@ -249,13 +254,19 @@ def enter(
     [(rules,)] = conn.execute(_LOCK_DATABASE, (database.id,)).fetchall()
     # Also the tables that were registered while the rows were read.
     others = [name for (name,) in conn.execute(_SYNCED, (database.id,)).fetchall()]
-    if clashes := list(name_clashes(table.name, others)):
+    if table.sql_name in others:
+        raise refuse(what, TableRefusal.ALREADY_SYNCED, f'table "{table.sql_name}" is synced already')
+    if clashes := list(name_clashes(table.sql_name, others)):
         raise RegistrationError(what, clashes)
     parameters = {
         "number": number,
         "database": database.id,
+        "schema": database.schema_name,
         "name": table.name,
-        "columns": Jsonb(columns_to_json(table.columns)),
+        "sql_name": table.sql_name,
+        "columns": Jsonb(columns_to_json(tuple(replace(column, number=0) for column in table.columns))),
+        "column_numbers": [column.number for column in table.columns],
+        "former_columns": Jsonb(former_columns_to_json(table.former)),
         "key_columns": list(table.key_columns),
         "policy": Jsonb(dict(policy)),
         "now_ms": at_ms(now_ms),
@@ -270,9 +281,9 @@ def enter(
         counts, totals = zip(*sums.audiences.values(), strict=True)
         of_audiences = {"counts": list(counts), "sums": list(map(sum_to_bytes, totals))}
         conn.execute(_INSERT_AUDIENCE_SUMS, {"number": number, "audiences": list(sums.audiences), **of_audiences})
-    triggers.install(conn, database.schema_name, table.name, database.id, number)
-    writer.admit(conn, database.schema_name, table.name)
-    if any(table.name in one.tables for one in rules_from_json(rules).memberships):
+    triggers.install(conn, database.schema_name, table.sql_name, database.id, number)
+    writer.admit(conn, database.schema_name, table.sql_name)
+    if any(table.sql_name in one.tables for one in rules_from_json(rules).memberships):
         # Its changes were not followed while it was not synced.
         try:
             evaluate_anew(conn, load_database(conn, database.name))
@@ -283,10 +294,10 @@ def enter(
 
 
 def remove_table(conn: Connection, database: str, table: str, *, limits: RegistrationLimits | None = None) -> None:
-    """Stop the sync of ``table``. The table itself and its entries in the log stay; the history that conflicts are
-    decided by goes, and so do its triggers and the captured changes, so that a later ``add_table`` starts anew. Where
-    another session uses the table, this call waits for it, and all later sessions wait behind this call, at most
-    ``limits.lock_timeout_ms``.
+    """Stop the sync of ``table``, as SQL calls it, or by its identity. The table itself and its entries in the log
+    stay; the history that conflicts are decided by goes, and so do its triggers and the captured changes, so that a
+    later ``add_table`` starts anew. Where another session uses the table, this call waits for it, and all later
+    sessions wait behind this call, at most ``limits.lock_timeout_ms``.
 
     Raises:
         RegistrationError: UNKNOWN_DATABASE, NOT_SYNCED or BUSY.
@@ -297,19 +308,21 @@ def remove_table(conn: Connection, database: str, table: str, *, limits: Registr
             limit(conn, limits)
             found = find_database(conn, what, database)
             claim(conn, found.id)
-            number = leave(conn, found, table)
-            if number is None:
+            found_table = found.find(table)
+            number = None if found_table is None else leave(conn, found, found_table.name)
+            if found_table is None or number is None:
                 raise refuse(what, TableRefusal.NOT_SYNCED, f'"{table}" is no synced table of "{database}"')
             triggers.remove(conn, found.id, number)
-            triggers.end_gathering(conn, found.schema_name, table, found.id)
+            triggers.end_gathering(conn, found.schema_name, found_table.sql_name, found.id)
             tell(conn, found.id)
     except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as error:
         raise refuse(what, TableRefusal.BUSY, "the database is being written to; try again") from error
 
 
 def leave(conn: Connection, database: Database, table: str) -> int | None:
-    """Delete the registration of a table and the history of its rows; return its number, None where it was not synced.
-    ``former_tables`` keeps its columns. The caller holds the database's claim, and removes the triggers."""
+    """Delete the registration of the table of an identity, and the history of its rows; return its number, None where
+    it was not synced. ``former_tables`` keeps its columns. The caller holds the database's claim, and removes the
+    triggers."""
     row = conn.execute(former_tables.KEEP, (database.id, table)).fetchone()
     if row is None:
         return None

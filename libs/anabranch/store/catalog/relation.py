@@ -13,8 +13,9 @@ from anabranch.values.postgres_types import TypeRow, Types
 
 @dataclass(frozen=True, slots=True)
 class UniqueKey:
-    """A primary key, unique constraint or unique index over plain columns. ``nulls_distinct`` False: NULLs
-    are equal. ``immediate`` False: it may be judged at the end of a transaction."""
+    """A primary key, unique constraint or unique index over plain columns: of their identities in a ``Database``, else
+    of their names in SQL. ``nulls_distinct`` False: NULLs are equal. ``immediate`` False: it may be judged at the end
+    of a transaction."""
 
     name: str
     columns: tuple[str, ...]
@@ -26,7 +27,8 @@ class UniqueKey:
 @dataclass(frozen=True, slots=True)
 class ForeignKey:
     """A foreign key. ``on_delete`` and ``on_update`` are pg_constraint's letters: a no action, r restrict, c
-    cascade, n set null, d set default; ``match`` is s (simple) or f (full)."""
+    cascade, n set null, d set default; ``match`` is s (simple) or f (full). In a ``Database`` ``columns`` are
+    identities, and so are ``to_table`` and ``to_columns`` where ``synced``; else all are names in SQL."""
 
     name: str
     columns: tuple[str, ...]
@@ -39,6 +41,8 @@ class ForeignKey:
     deferred: bool = False
     valid: bool = True
     """False (``not valid``): rows that were there before it may refer to nothing."""
+    synced: bool = False
+    """Whether it refers to a synced table of the same database; told in a ``Database`` only."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from anabranch.store.schema import DATABASES, SYNCED_TABLES
 from anabranch.store.session.channels import CATALOG_CHANNEL
 from anabranch.store.session.core import execute
 from anabranch.store.session.own_locks import wait_for_claim
+from anabranch.values import Table
 
 _LOCK_TIMEOUT = "select set_config('lock_timeout', %s, true)"
 LOCK_TIMEOUT_MS = 10_000
@@ -85,8 +86,9 @@ def set_table_policy(
     changes: Mapping[str, Any],
     functions: Collection[str],
 ) -> Database:
-    """Apply ``changes`` to a table's policy, in ``columns`` column by column; a value of None removes a key.
-    ``functions`` are the merge functions that are installed: a name that is none of them is refused.
+    """Apply ``changes`` to the policy of a table, as SQL calls it or by its identity, in ``columns`` column by column,
+    which are named as the table is; a value of None removes a key. ``functions`` are the merge functions that are
+    installed: a name that is none of them is refused.
 
     Raises:
         RegistrationError: UNKNOWN_DATABASE, NOT_SYNCED, INVALID_POLICY or BUSY.
@@ -96,22 +98,32 @@ def set_table_policy(
         with conn.transaction():
             number, _ = _claimed(conn, what, database)
             found = load_database(conn, database)
-            row = execute(conn, _TABLE_POLICY, number=number, table=table).fetchone()
-            if row is None:
+            synced = found.find(table)
+            name = table if synced is None else synced.name
+            row = execute(conn, _TABLE_POLICY, number=number, table=name).fetchone()
+            if synced is None or row is None:
                 raise _refuse(what, TableRefusal.NOT_SYNCED, f'"{table}" is no synced table of "{database}"')
-            after = changed(row[0], changes)
+            after = changed(row[0], _by_identity(synced, changes))
             policy = table_policy(after)
-            synced = found.tables[table]
             refusals = list(policy_refusals(synced.columns, synced.key_columns, policy))
             refusals += unknown_functions(policy.columns, functions)
             if refusals:
                 raise RegistrationError(what, refusals)
-            execute(conn, _SET_TABLE, after=Jsonb(after), number=number, table=table)
+            execute(conn, _SET_TABLE, after=Jsonb(after), number=number, table=name)
             return _published(conn, number, database)
     except PolicyError as error:
         raise _refuse(what, TableRefusal.INVALID_POLICY, str(error)) from error
     except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as error:
         raise _refuse(what, TableRefusal.BUSY, "the database is being written to; try again") from error
+
+
+def _by_identity(table: Table, changes: Mapping[str, Any]) -> dict[str, Any]:
+    columns = changes.get("columns")
+    if not isinstance(columns, Mapping):
+        return dict(changes)
+    known = {name: table.find(name) for name in columns}
+    identities = {name: name if column is None else column.name for name, column in known.items()}
+    return {**changes, "columns": {identities[name]: policy for name, policy in columns.items()}}
 
 
 def unknown_functions(columns: Mapping[str, str], functions: Collection[str]) -> list[Refused]:

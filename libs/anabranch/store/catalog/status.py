@@ -30,9 +30,9 @@ order by d.name
 """Each database with its head: the last group's position."""
 
 TABLES = """
-select t.database_id, t.name, s.row_count
+select t.database_id, coalesce(t.sql_name, t.name), s.row_count
 from anabranch.synced_tables t left join anabranch.table_sums s on s.table_id = t.id
-order by t.database_id, t.name
+order by 1, 2
 """
 """The synced tables and how many rows their sums count."""
 
@@ -171,7 +171,7 @@ def read_status(conn: psycopg.Connection[tuple[Any, ...]]) -> tuple[int, list[Da
                 cut_off=tuple(one.table for one in left if one.database_id == number),
                 captured=captured.get(name, 0),
                 unsynced=looks[name].unsynced if name in looks else (),
-                notes=tuple((one.table, one.text) for one in looks[name].notes) if name in looks else (),
+                notes=tuple((one.called, one.text) for one in looks[name].notes) if name in looks else (),
                 dead_letters=tuple(sorted((reason, one) for (of, reason), one in letters.items() if of == name)),
                 every_row=_every_row(catalog.get(name)),
             )
@@ -180,8 +180,11 @@ def read_status(conn: psycopg.Connection[tuple[Any, ...]]) -> tuple[int, list[Da
 
 
 def _every_row(database: Database | None) -> tuple[str, ...]:
-    policies = database.table_policies.items() if database is not None else ()
-    return tuple(sorted(table for table, policy in policies if policy.every_device_sees_every_row))
+    if database is None:
+        return ()
+    policies = database.table_policies
+    tables = (table for name, table in database.tables.items() if policies[name].every_device_sees_every_row)
+    return tuple(sorted(table.sql_name for table in tables))
 
 
 def _bounds(conn: psycopg.Connection[tuple[Any, ...]], now_ms: int) -> dict[str, tuple[Bound, ...]]:

@@ -59,7 +59,7 @@ def scan_rows(
     They come through a cursor on the server in chunks of about ``_MOST_BYTES``, so that memory does not grow with the
     table. Must be read inside a transaction, one table at a time.
     """
-    relation = f"{quote(schema_name)}.{quote(table.name)}"
+    relation = f"{quote(schema_name)}.{quote(table.sql_name)}"
     columns = ", ".join(read_expression(column, "t") for column in table.columns)
     if audience is not None:
         columns += f", {audience.as_list}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from types import MappingProxyType
@@ -24,8 +24,8 @@ class WhyUnsynced(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Unsynced:
-    """A table that is not synced: the reason, and a text with the remedy. ``audience``: its expression, without which
-    it is not to be added anew."""
+    """A table that is not synced, by its name in SQL: the reason, and a text with the remedy. ``audience``: its
+    expression, without which it is not to be added anew."""
 
     table: str
     why: WhyUnsynced
@@ -49,19 +49,24 @@ def look(conn: psycopg.Connection[Any], database: Database) -> Tables:
     """
     differences = drift(conn, database)
     found: dict[str, Unsynced] = {}
-    for table in sorted(database.torn & database.tables.keys()):
+    for table in _called(database, database.torn):
         text = "writes to it by SQL could not be brought into the log; remove it and add it anew"
         found[table] = Unsynced(table, WhyUnsynced.TORN, text)
     for one in differences:
         if one.stops:
             text = f"{one.text}; it is not what was registered: remove it and add it anew"
-            found.setdefault(one.table, Unsynced(one.table, WhyUnsynced.CHANGED, text))
-    for table in sorted(database.uncaptured & database.tables.keys()):
+            found.setdefault(one.called, Unsynced(one.called, WhyUnsynced.CHANGED, text))
+    for table in _called(database, database.uncaptured):
         text = "writes to it by SQL reach no device: turn its capture on again"
         found.setdefault(table, Unsynced(table, WhyUnsynced.CAPTURE_OFF, text))
     notes = tuple(one for one in differences if not one.stops)
-    audiences = {table: audience.expression for table, audience in database.restricted.items()}
+    audiences = {database.tables[name].sql_name: one.expression for name, one in database.restricted.items()}
     return Tables(tuple(replace(found[table], audience=audiences.get(table)) for table in sorted(found)), notes)
+
+
+def _called(database: Database, names: Set[str]) -> list[str]:
+    """The names in SQL of those of the tables ``names`` that are synced."""
+    return sorted(table.sql_name for name, table in database.tables.items() if name in names)
 
 
 _ANEW = ("anabranch table remove {database} {table}", "anabranch table add {database} {table}")

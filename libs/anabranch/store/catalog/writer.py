@@ -81,7 +81,8 @@ select pg_catalog.has_schema_privilege(r.oid, 'anabranch', 'USAGE')
 from pg_catalog.pg_roles r where r.rolname = %(role)s
 """
 _SCHEMAS: LiteralString = """
-select d.schema_name, array(select t.name from anabranch.synced_tables t where t.database_id = d.id)
+select d.schema_name,
+       array(select coalesce(t.sql_name, t.name) from anabranch.synced_tables t where t.database_id = d.id)
 from anabranch.databases d join pg_catalog.pg_namespace n on n.nspname = d.schema_name order by 1
 """
 _ACTED: LiteralString = """
@@ -115,10 +116,10 @@ select r.rolname::text, case when r.rolsuper then array['is a superuser'] else p
 from pg_catalog.pg_roles r where r.rolname = coalesce(%(role)s::text, session_user)
 """
 _LACKS: LiteralString = """
-select d.schema_name || '.' || t.name
+select d.schema_name || '.' || c.relname
 from anabranch.synced_tables t join anabranch.databases d on d.id = t.database_id
 join pg_catalog.pg_namespace n on n.nspname = d.schema_name
-join pg_catalog.pg_class c on c.relnamespace = n.oid and c.relname = t.name
+join pg_catalog.pg_class c on c.relnamespace = n.oid and c.relname = coalesce(t.sql_name, t.name)
 where not pg_catalog.has_schema_privilege(n.oid, 'USAGE')
    or not (
        select pg_catalog.bool_and(pg_catalog.has_table_privilege(c.oid, p))

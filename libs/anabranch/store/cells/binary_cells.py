@@ -79,7 +79,7 @@ class CellSender:
 
 def sender(column: Column) -> CellSender:
     """How the cells of ``column`` are sent. Literals in a TIMESTAMP column are not: see ``literal_sender``."""
-    kind, name, carried = column.kind, column.name, carried_type(column)
+    kind, name, carried = column.kind, column.sql_name, carried_type(column)
     match kind:
         case Kind.BOOL:
             return CellSender("bool[]", postgres_binary.bool_array)
@@ -115,7 +115,7 @@ def literal_sender(column: Column) -> CellSender:
 
     def build(cells: Sequence[Cell]) -> Parameter:
         texts = [None if c is None else show(c) for c in cells]  # type: ignore[arg-type]
-        return postgres_binary.text_array(texts, column.name)
+        return postgres_binary.text_array(texts, column.sql_name)
 
     return CellSender("text[]", build, cast)
 
@@ -124,14 +124,14 @@ def _array_builder(column: Column) -> ArrayBuilder:
     show = postgres_text.array_printer(column.element_kind or Kind.STRING)
 
     def build(cells: Sequence[Cell]) -> Parameter:
-        return postgres_binary.text_array([None if c is None else show(c) for c in cells], column.name)
+        return postgres_binary.text_array([None if c is None else show(c) for c in cells], column.sql_name)
 
     return build
 
 
 def read_expression(column: Column, relation: str) -> str:
     """The expression that selects ``column`` of ``relation`` (quoted, or an alias) for binary results."""
-    reference = f"{relation}.{quote(column.name)}"
+    reference = f"{relation}.{quote(column.sql_name)}"
     match column.kind:
         case Kind.DECIMAL | Kind.JSON | Kind.UUID:
             return f"{reference}::text"

@@ -20,7 +20,7 @@ _NUMBER = re.compile(r"-?[0-9]+")
 
 def cells_of_texts(conn: Session, columns: Sequence[Column], texts: Sequence[str | None]) -> tuple[Cell, ...]:
     """The cells that Postgres would store for texts, as their columns' types print them. Raises psycopg.Error."""
-    selected = ", ".join(f"(${i}::text)::{c.postgres_type} as {quote(c.name)}" for i, c in enumerate(columns, 1))
+    selected = ", ".join(f"(${i}::text)::{c.postgres_type} as {quote(c.sql_name)}" for i, c in enumerate(columns, 1))
     read = ", ".join(read_expression(column, "v") for column in columns)
     parameters = [None if t is None else postgres_binary.Parameter(postgres_binary.TEXT, t.encode()) for t in texts]
     cursor = binary.cursor(conn)
@@ -38,7 +38,7 @@ def key_of_text(conn: Session, table: Table, text: str) -> tuple[Cell, ...]:
     columns = [table.by_name[name] for name in table.key_columns]
     parts = [text] if len(columns) == 1 else _parts(text)
     if len(parts) != len(columns):
-        raise ValueError(f"it has {len(parts)} values, and the key of {table.name} {len(columns)}")
+        raise ValueError(f"it has {len(parts)} values, and the key of {table.sql_name} {len(columns)}")
     cells: list[Cell] = []
     for column, part in zip(columns, parts, strict=True):
         if column.kind is Kind.BYTES and not part.startswith("\\x"):

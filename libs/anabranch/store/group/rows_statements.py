@@ -47,11 +47,11 @@ class Sent:
 
     @property
     def condition(self) -> str:
-        return f"{self.held_in('t', self.column.name)} = {self.expression}"
+        return f"{self.held_in('t', self.column.sql_name)} = {self.expression}"
 
     def held_in(self, relation: str, name: str) -> str:
-        """A column that the sent values are compared with. A domain over an enumeration has no operators of its own;
-        the cast that gives it some is none to an index."""
+        """A column, by its name in SQL, that the sent values are compared with. A domain over an enumeration has no
+        operators of its own; the cast that gives it some is none to an index."""
         carried = carried_type(self.column)
         cast = f"::{carried}" if self.column.base_type and not is_built_in(carried) else ""
         return f"{relation}.{quote(name)}{cast}"
@@ -63,7 +63,7 @@ class Statements:
     __slots__ = ("_columns", "_kept", "_key", "_read", "_read_key", "_table")
 
     def __init__(self, schema_name: str, table: Table) -> None:
-        self._table = f"{quote(schema_name)}.{quote(table.name)}"
+        self._table = f"{quote(schema_name)}.{quote(table.sql_name)}"
         self._columns = table.by_name
         self._key = [
             Sent(column, f"k{i}", sender(column))
@@ -115,7 +115,7 @@ class Statements:
         sent = self._sent(names, values)
 
         def make() -> str:
-            into = ", ".join(quote(name) for name in names)
+            into = ", ".join(quote(s.column.sql_name) for s in sent)
             select = ", ".join(s.expression for s in sent)
             return (
                 f"insert into {self._table} as t ({into}) overriding system value "
@@ -136,8 +136,8 @@ class Statements:
 
         def make() -> str:
             sets = ", ".join(
-                [f"{quote(s.column.name)} = {s.expression}" for s in sent]
-                + [f"{quote(name)} = default" for name in defaults]
+                [f"{quote(s.column.sql_name)} = {s.expression}" for s in sent]
+                + [f"{quote(self._columns[name].sql_name)} = default" for name in defaults]
             )
             where = " and ".join(s.condition for s in self._key)
             return (

@@ -50,14 +50,16 @@ class Checks:
 
 
 def without_parent(
-    conn: Connection, key: ForeignKey, columns: Sequence[Column], values: Sequence[Sequence[Cell]]
+    conn: Connection, key: ForeignKey, columns: Sequence[Column], to: Table | None, values: Sequence[Sequence[Cell]]
 ) -> Places:
-    """The places of ``values`` (of the referring ``columns``, none NULL) that no row of the referred table has."""
+    """The places of ``values`` (of the referring ``columns``, none NULL) that no row of the referred table has. ``to``:
+    this table where it is synced."""
     sent = sent_as(columns, _turned(values), "c")
+    name, to_columns = (key.to_table, key.to_columns) if to is None else (to.sql_name, to.in_sql(key.to_columns))
     where = " and ".join(
-        f"{one.held_in('p', to)} = {one.expression}" for to, one in zip(key.to_columns, sent, strict=True)
+        f"{one.held_in('p', to_column)} = {one.expression}" for to_column, one in zip(to_columns, sent, strict=True)
     )
-    table = f"{quote(key.to_schema)}.{quote(key.to_table)}"
+    table = f"{quote(key.to_schema)}.{quote(name)}"
     return _places(conn, sent, f"(select true from {table} as p where {where} limit 1) is null", values)
 
 
@@ -67,9 +69,10 @@ def with_children(
     """The places of ``values`` (of the referred columns of ``to``) that a row of ``table`` refers to."""
     sent = sent_as([to.by_name[name] for name in key.to_columns], _turned(values), "c")
     where = " and ".join(
-        f"{one.held_in('r', name)} = {one.expression}" for name, one in zip(key.columns, sent, strict=True)
+        f"{one.held_in('r', name)} = {one.expression}"
+        for name, one in zip(table.in_sql(key.columns), sent, strict=True)
     )
-    from_table = f"{quote(schema_name)}.{quote(table.name)}"
+    from_table = f"{quote(schema_name)}.{quote(table.sql_name)}"
     return _places(conn, sent, f"(select true from {from_table} as r where {where} limit 1)", values)
 
 
@@ -86,21 +89,23 @@ def taken_values(
     sent = sent_as([table.by_name[name] for name in unique.columns], _turned(values), "c")
     own = sent_as([table.by_name[name] for name in table.key_columns], _turned(keys), "k")
     same = " and ".join(one.condition for one in sent)
-    other = " or ".join(f"{one.held_in('t', one.column.name)} <> {one.expression}" for one in own)
-    where = f"(select true from {quote(schema_name)}.{quote(table.name)} as t where {same} and ({other}) limit 1)"
+    other = " or ".join(f"{one.held_in('t', one.column.sql_name)} <> {one.expression}" for one in own)
+    where = f"(select true from {quote(schema_name)}.{quote(table.sql_name)} as t where {same} and ({other}) limit 1)"
     return _places(conn, [*sent, *own], where, [[*v, *k] for v, k in zip(values, keys, strict=True)])
 
 
 def checks(conn: Connection, schema_name: str, tables: Sequence[Table]) -> dict[str, Checks]:
     """The checks of those tables that have any, by name."""
-    by_name = {table.name: table for table in tables}
+    called = {table.sql_name: table for table in tables}
     expressions: dict[str, list[str]] = {}
     columns: dict[str, set[str]] = {}
-    for name, expression, of, whole in run(conn, CHECKS, [text(schema_name), text_array(list(by_name), "table")]):
+    for name, expression, of, whole in run(conn, CHECKS, [text(schema_name), text_array(list(called), "table")]):
         expressions.setdefault(name, []).append(expression)
-        columns.setdefault(name, set()).update(by_name[name].column_names if whole else of)
+        columns.setdefault(name, set()).update(called[name].by_sql_name if whole else of)
     return {
-        name: Checks(tuple(found), tuple(c for c in by_name[name].column_names if c in columns[name]))
+        called[name].name: Checks(
+            tuple(found), tuple(c.name for c in called[name].columns if c.sql_name in columns[name])
+        )
         for name, found in expressions.items()
     }
 
@@ -109,9 +114,9 @@ def unchecked(conn: Connection, table: Table, checks: Checks, rows: Sequence[Seq
     """The places of ``rows`` (cells of the checks' columns) for which a check is false. Reading the answer raises
     psycopg.Error where an expression can't be judged so (it may name the table, or fail on a value)."""
     sent = sent_as([table.by_name[name] for name in checks.columns], _turned(rows), "c")
-    columns = ", ".join(f"v.{one.alias}::{carried_type(one.column)} as {quote(one.column.name)}" for one in sent)
+    columns = ", ".join(f"v.{one.alias}::{carried_type(one.column)} as {quote(one.column.sql_name)}" for one in sent)
     false = " or ".join(f"not ({expression})" for expression in checks.expressions)
-    condition = f"(select true from (select {columns}) as {quote(table.name)} where {false} limit 1)"
+    condition = f"(select true from (select {columns}) as {quote(table.sql_name)} where {false} limit 1)"
     return _places(conn, sent, condition, rows)
 
 

@@ -85,7 +85,7 @@ def read_rows(
     """The rows of a table in the pages from ``first_page`` up to ``end_page``, as of an exported snapshot, as a Pull
     carries them (``anabranch.values.arrow``)."""
     statement = (
-        f"select {select_list(table, 't')} from {quote(schema_name)}.{quote(table.name)} t "
+        f"select {select_list(table, 't')} from {quote(schema_name)}.{quote(table.sql_name)} t "
         f"where t.ctid >= '({int(first_page)},0)'::tid and t.ctid < '({int(end_page)},0)'::tid"
     )
     quoted = "'" + snapshot.replace("'", "''") + "'"

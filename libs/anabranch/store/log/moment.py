@@ -39,7 +39,7 @@ def begin(conn: Connection, database: Database, table: Table) -> Sums:
         psycopg.Error: Postgres refused it.
     """
     conn.execute("begin isolation level repeatable read, read only")
-    relation = f"{quote(database.schema_name)}.{quote(table.name)}"
+    relation = f"{quote(database.schema_name)}.{quote(table.sql_name)}"
     conn.execute(f"lock table {relation} in access share mode".encode())
     return sums_of(database.id, binary.run(conn, SUMS, [postgres_binary.int8(database.id)]).fetchall())
 

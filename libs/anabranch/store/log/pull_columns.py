@@ -32,7 +32,7 @@ _WRAPPED_MINUS_INFINITY_DAY = DATE_MINUS_INFINITY + EPOCH_DAYS
 
 def pull_expression(column: Column, relation: str) -> str:
     """The expression that selects ``column`` of ``relation`` (quoted, or an alias)."""
-    reference = f"{relation}.{quote(column.name)}"
+    reference = f"{relation}.{quote(column.sql_name)}"
     if column.kind is Kind.STRING and not is_built_in(column.postgres_type):
         # An enum, or a domain, which may be one over char(n): as its output function prints it. So the driver reads
         # built-in types only, and need not know those that were created since it read the catalog.
@@ -57,7 +57,7 @@ def pull_expression(column: Column, relation: str) -> str:
 
 
 def select_list(table: Table, relation: str) -> str:
-    """The select list of a table's columns, under their names."""
+    """The select list of a table's columns, under their identities."""
     return ", ".join(f"{pull_expression(column, relation)} as {quote(column.name)}" for column in table.columns)
 
 

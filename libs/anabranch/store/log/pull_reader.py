@@ -183,7 +183,7 @@ class PullReader:
                 ((self.pid,),) = cursor.fetchall()
             self._run("begin isolation level repeatable read read only")
             if tables:
-                names = ", ".join(f"{quote(self._schema_name)}.{quote(table.name)}" for table in tables)
+                names = ", ".join(f"{quote(self._schema_name)}.{quote(table.sql_name)}" for table in tables)
                 self._run(f"lock table {names} in access share mode")
             with self._conn.cursor() as cursor:
                 cursor.execute(SUMS.decode(), (self._database_id,))
@@ -225,7 +225,7 @@ class PullReader:
         table ``only`` some rows."""
         assert self._conn is not None
         self._end_table()
-        key = ", ".join(f"t.{quote(name)}" for name in table.key_columns)
+        key = ", ".join(f"t.{quote(name)}" for name in table.in_sql(table.key_columns))
         columns, conditions = select_list(table, "t"), []
         try:
             if only is not None:
@@ -249,7 +249,7 @@ class PullReader:
             self._cursor = self._conn.cursor()
             self._cursor.adbc_statement.set_options(**{_BATCH_BYTES: str(self._source.options.batch_bytes)})
             self._cursor.execute(
-                f"select {columns} from {quote(self._schema_name)}.{quote(table.name)} t"
+                f"select {columns} from {quote(self._schema_name)}.{quote(table.sql_name)} t"
                 f" where {' and '.join(conditions) or 'true'} order by {key}"
             )
             self._batches = self._cursor.fetch_record_batch()

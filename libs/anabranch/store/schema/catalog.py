@@ -11,6 +11,7 @@ from sqlalchemy import (
     Index,
     Integer,
     PrimaryKeyConstraint,
+    SmallInteger,
     Table,
     Text,
     UniqueConstraint,
@@ -155,6 +156,14 @@ SYNCED_TABLES = Table(
         comment="the oid for which columns' numbers were read; another table of the name is matched by names",
     ),
     Column(
+        "column_numbers",
+        ARRAY(SmallInteger),
+        nullable=False,
+        server_default="{}",
+        comment="the columns' numbers in pg_attribute at registration; a schema change keeps them in columns, which "
+        "may not have them before: a release before this one reads columns, and knows none",
+    ),
+    Column(
         "former_columns",
         JSONB,
         nullable=False,
@@ -213,6 +222,12 @@ FORMER_TABLES = Table(
     Column("key_columns", ARRAY(BYTE_ORDERED), nullable=False),
     Column("last_position", BigInteger, nullable=False),
     Column("audience", Text, comment="who saw which rows; NULL: every device saw every row"),
+    Column(
+        "sql_name",
+        BYTE_ORDERED,
+        comment="the table's last name in its schema where that was another one; NULL: its name",
+    ),
+    Column("former_columns", JSONB, nullable=False, server_default="[]", comment="columns that it had before"),
     Index("former_tables_database", "database_id", "last_position"),
     comment="registrations that have ended, with their columns: changes of theirs up to last_position may be in the "
     "log",
