@@ -12,7 +12,6 @@ from typing import Any
 from anabranch.client import queries, status
 from anabranch.client.events import Change, ConflictEvent, DeadLetter, Listeners, State
 from anabranch.client.file import choice
-from anabranch.client.file.describe import ask
 from anabranch.client.file.device_file import DeviceFile, Tx
 from anabranch.client.file.device_table import DeviceTable
 from anabranch.client.file.lease import Lease
@@ -28,6 +27,7 @@ from anabranch.client.reading.reader import Reader
 from anabranch.client.reading.repair import Repaired
 from anabranch.client.reading.row_check import RowCheck
 from anabranch.client.remote import RemoteDb
+from anabranch.client.schema.describe import ask
 from anabranch.client.server_clock import ServerClock
 from anabranch.client.status import Status
 from anabranch.client.synced_table import Batch, SyncedTable
@@ -185,11 +185,11 @@ class SyncedDb:
             BatchState: a batch is open here.
         """
         self._file.require_free()
-        for name in [table] if table is not None else list(self._file.tables()):
-            queries.require_table(self._file, name)
+        wanted = self._file.tables().values() if table is None else [queries.require_table(self._file, table)]
+        for one in wanted:
             with self._file.diagnosing():
-                sums.verify(self._file, name, self._now_ms())
-        return tuple(sums.disagreements(self._file.reader()))
+                sums.verify(self._file, one.name, self._now_ms())
+        return self.status().disagreeing
 
     def repair(self, table: str) -> Repaired:
         """Compare a table with the server's by key ranges and fetch the rows that differ; writes that wait in the queue
@@ -205,9 +205,9 @@ class SyncedDb:
             WrongPrincipal: the file belongs to another principal.
         """
         self._syncing.require_here()
-        queries.require_table(self._file, table)
+        name = queries.require_table(self._file, table).name
         with self._file.diagnosing():
-            return self._reader.repair(table)
+            return self._reader.repair(name)
 
     def clear(self) -> None:
         """Make the file empty and a new node, for any principal that logs in next. Rows, queues and dead letters are
@@ -305,7 +305,8 @@ class SyncedDb:
 
     def table_sums(self) -> dict[str, tuple[int, bytes]]:
         """Count and hash (16 bytes) of every pulled table's base rows, as kept: pending writes are not in them."""
-        return sums.kept(self._file.reader())
+        tables = self._file.tables()
+        return {tables.told(name): kept for name, kept in sums.kept(self._file.reader()).items()}
 
     # Events, dead letters, verdicts and conflicts
 

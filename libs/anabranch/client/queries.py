@@ -10,6 +10,7 @@ from typing import Any
 from anabranch.client.errors import BatchState, NotReady
 from anabranch.client.file import choice
 from anabranch.client.file.device_file import DeviceFile
+from anabranch.client.file.device_table import DeviceTable
 
 _ENDS_TRANSACTION = re.compile(
     r"(?:[\s;]|--[^\n]*\n|/\*.*?\*/)*(?:begin|commit|end|rollback|savepoint|release)\b", re.IGNORECASE | re.DOTALL
@@ -40,11 +41,13 @@ def execute(file: DeviceFile, sql: str, parameters: Sequence[Any] | Mapping[str,
         conn.execute("PRAGMA query_only = OFF")
 
 
-def require_table(file: DeviceFile, name: str) -> None:
-    """Raise ValueError where there is no such table, or (NotChosen) none that the device has chosen, and NotReady where
-    it may yet come."""
-    if name not in file.tables():
+def require_table(file: DeviceFile, name: str) -> DeviceTable:
+    """The table of that name in SQL. Raises ValueError where there is none, or (NotChosen) none that the device has
+    chosen, and NotReady where it may yet come."""
+    table = file.tables().named(name)
+    if table is None:
         raise choice.not_there(file.current(), name)
+    return table
 
 
 def _require_pulled(file: DeviceFile, error: sqlite3.OperationalError) -> None:
@@ -55,7 +58,7 @@ def _require_pulled(file: DeviceFile, error: sqlite3.OperationalError) -> None:
         said = "the first pull is not complete; start() waits for it, on_state reports it"
         raise NotReady(f"the query failed ({error}): {said}")
     lacking = _LACKING.fullmatch(str(error))
-    if lacking and lacking[1] not in file.tables():
+    if lacking and file.tables().named(lacking[1]) is None:
         why = choice.not_there(current, lacking[1])
         if isinstance(why, NotReady):
             raise why

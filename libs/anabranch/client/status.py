@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from anabranch.client.file import choice as choosing
 from anabranch.client.file.device_file import DeviceFile
 from anabranch.client.queue import statements
 from anabranch.client.reading import held, sums
@@ -39,7 +40,9 @@ def of_file(file: DeviceFile, *, leader: bool, clock_skew_ms: int | None) -> Sta
     (unsent,) = conn.execute("SELECT count(*) FROM _db_mutations_queue WHERE server_timestamp_ms IS NULL").fetchone()
     (dead_letters,) = conn.execute("SELECT count(*) FROM _db_mutations_queue_dead").fetchone()
     choice = current.choice
+    tables = file.tables()
     here = {name for (name,) in conn.execute("SELECT name FROM _db_tables WHERE stage != 'new'")}
+    pulled = [table for table in tables.values() if table.name in here]
     return Status(
         node_id=current.node_id,
         cursor=current.cursor_ms,
@@ -48,9 +51,9 @@ def of_file(file: DeviceFile, *, leader: bool, clock_skew_ms: int | None) -> Sta
         dead=dead_letters,
         pulls=current.pulls,
         leader=leader,
-        disagreeing=tuple(sums.disagreements(conn)),
+        disagreeing=tuple(sorted(map(tables.told, sums.disagreements(conn)))),
         chosen=None if choice is None else tuple(sorted(choice)),
-        awaited=tuple(sorted((choice or set()) - here)),
+        awaited=tuple(choosing.lacking(choice or (), pulled)),
         audiences=tuple(sorted(held.held(conn))),
         clock_skew_ms=clock_skew_ms,
     )

@@ -81,12 +81,21 @@ def table_message(table: Table, restricted: bool = False) -> snapshot_pb2.Table:
         snapshot_pb2.Column(
             name=c.name,
             kind=int(c.kind),  # type: ignore[arg-type]
+            element_kind=int(c.element_kind or 0),  # type: ignore[arg-type]
             postgres_type=c.postgres_type,
             policy=c.policy,
+            sql_name=c.renamed,
+            initial=column_writer(c)(c.initial[0]) if c.initial else None,
         )
         for c in table.columns
     ]
-    return snapshot_pb2.Table(name=table.name, key_columns=table.key_columns, columns=columns, restricted=restricted)
+    return snapshot_pb2.Table(
+        name=table.name,
+        key_columns=table.key_columns,
+        columns=columns,
+        restricted=restricted,
+        sql_name=table.renamed,
+    )
 
 
 def effect_bytes(table: Table, effect: Any) -> bytes:

@@ -251,7 +251,7 @@ def test_a_damaged_verdict_is_named_and_a_damaged_row_can_be_repaired(device: Sy
     assert device.sync()
     with device._file.transaction() as tx:
         tx.conn.execute("UPDATE _db_confirmed SET verdict = x'ff' WHERE id = ?", (batch,))
-        with tx.writing("todo", 1):
+        with tx.writing(tx.tables["todo"], 1):
             tx.conn.execute("UPDATE todo SET n = x'00' WHERE id = 'k1'")
     with pytest.raises(FileDamaged, match=f"the verdict on the batch {batch} can't be read"):
         device.verdict(batch)

@@ -239,7 +239,7 @@ def test_a_file_from_before_compares_numbers_and_keeps_every_digit(
             with device._file.transaction() as tx:
                 tx.conn.execute('ALTER TABLE bill DROP COLUMN "price"')
                 tx.conn.execute('ALTER TABLE bill ADD COLUMN "price" TEXT COLLATE decimal')
-                with tx.writing("bill", 500):
+                with tx.writing(tx.tables["bill"], 500):
                     rows = [(text, key(i)) for i, text in enumerate(["7.70", *drawn()[1:]])]
                     tx.conn.executemany("UPDATE bill SET price = ? WHERE id = ?", rows)
     before(path, layout.PLAIN_DECIMALS)

@@ -115,7 +115,7 @@ def test_a_part_that_is_undone_after_rows_were_written_does_not_leave_the_file_o
     device: SyncedDb, foreign: sqlite3.Connection
 ) -> None:
     with device._file.transaction() as tx:
-        with tx.writing("todo", 1):
+        with tx.writing(tx.tables["todo"], 1):
             tx.conn.execute("UPDATE todo SET n = 1 WHERE id = 'k1'")
         with pytest.raises(KeyError), tx.savepoint():
             raise KeyError

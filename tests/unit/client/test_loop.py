@@ -262,7 +262,7 @@ def test_rows_that_are_not_those_sent_disagree_until_they_are_mended(
     states: queues.Queue[State] = queues.Queue()
     device.on_state(lambda s: states.put(s) if s.kind.startswith("sums") else None)
     with device._file.transaction() as tx:
-        with tx.writing("todo", 1):
+        with tx.writing(tx.tables["todo"], 1):
             tx.conn.execute("UPDATE todo SET title = 'damaged' WHERE id = 'k0'")
         tx.conn.execute("UPDATE _db_tables SET verified = 0")
     loop.start()

@@ -17,7 +17,7 @@ from anabranch.cli.verify.log import RowComparison
 from anabranch.client.errors import ForeignFile
 from anabranch.client.file import audience_sums, row_audiences, state
 from anabranch.client.file.believed import UNREADABLE, believed
-from anabranch.client.file.device_table import DeviceTable, table_of
+from anabranch.client.file.device_table import DeviceTable, device_table
 from anabranch.client.file.identify import is_devices
 from anabranch.client.reading import sums
 from anabranch.errors import ServerError
@@ -73,26 +73,28 @@ def check_device(conn: Session, database: Database, file: Path, only: str | None
                 f"{file} has read to {current.cursor_ms}, and the log goes back to {database.floor_ms}"
             )
         rows = device.execute("SELECT name, value, stage, last_ms FROM _db_tables ORDER BY ordinal").fetchall()
+        names = set[str]()
         for name, value, stage, last_ms in rows:
-            if only not in (None, name):
+            with believed(f"the description of the table {name}"):
+                table = device_table(snapshot_pb2.Table.FromString(value))
+            names.add(table.sql_name)
+            if only not in (None, table.sql_name):
                 continue
             if stage != "live" or last_ms > current.cursor_ms:
-                raise NotComparableError(f"{name} is not completely pulled: have the device sync first")
-            with believed(f"the description of the table {name}"):
-                table = DeviceTable(table_of(snapshot_pb2.Table.FromString(value)))
+                raise NotComparableError(f"{table.sql_name} is not completely pulled: have the device sync first")
             yield _check(conn, database, device, table)
-        if only is not None and only not in (name for name, *_ in rows):
+        if only is not None and only not in names:
             raise NotComparableError(f"{file} has no table {only!r}")
 
 
 def _check(conn: Session, database: Database, device: sqlite3.Connection, here: DeviceTable) -> DeviceCheck:
     table = database.tables.get(here.name)
     if table is None:
-        raise NotComparableError(f"{here.name} is not synced any more")
+        raise NotComparableError(f"{here.sql_name} is not synced any more")
     if [(c.name, c.kind, c.element_kind) for c in table.columns] != [
         (c.name, c.kind, c.element_kind) for c in here.table.columns
     ]:
-        raise NotComparableError(f"the columns of {here.name} have changed: have the device sync first")
+        raise NotComparableError(f"the columns of {here.sql_name} have changed: have the device sync first")
     with sums.one_moment(device), moment(conn, database, table) as server:
         cursor = state.load(device).cursor_ms
         if cursor > server.head:
@@ -102,7 +104,9 @@ def _check(conn: Session, database: Database, device: sqlite3.Connection, here: 
         try:
             mine = _sums(here.table, sight.here(sums.base_rows(device, here)), changed)
         except UNREADABLE as error:
-            raise NotComparableError(f"a row of {here.name} can't be read: {error}; repair pulls the table") from error
+            raise NotComparableError(
+                f"a row of {here.sql_name} can't be read: {error}; repair pulls the table"
+            ) from error
         theirs = _sums(table, sight.there(rows_at(conn, database, table)), changed)
         wanted = differing_ranges(mine, theirs)
         differences: list[str] = []
@@ -111,7 +115,7 @@ def _check(conn: Session, database: Database, device: sqlite3.Connection, here: 
             rows_here = _by_key(table, filter(is_in, sight.here(sums.base_rows(device, here))), changed)
             rows_there = _by_key(table, filter(is_in, sight.there(rows_at(conn, database, table))), changed)
             differences = _differences(table, rows_here, rows_there)
-    return DeviceCheck(here.name, cursor, server.head, len(changed), differences)
+    return DeviceCheck(here.sql_name, cursor, server.head, len(changed), differences)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,12 +134,14 @@ def _sight(
     if audience is None:
         return _Comparable(iter, chain.from_iterable)
     if not device.execute("SELECT 1 FROM sqlite_master WHERE name = '_db_row_audiences'").fetchall():
-        raise NotComparableError(f"the file does not know whom rows of {here.name} are for: have the device sync first")
+        raise NotComparableError(
+            f"the file does not know whom rows of {here.sql_name} are for: have the device sync first"
+        )
     complete = audience_sums.complete(device, here.name)
     try:
         keys = {key for some in row_audiences.keys_of(device, here.name, complete) for key in some}
     except (ValueError, TypeError) as error:
-        text = f"the audiences of {here.name} can't be read: {error}; repair pulls the table"
+        text = f"the audiences of {here.sql_name} can't be read: {error}; repair pulls the table"
         raise NotComparableError(text) from error
 
     of_table = RowAudiences(table, audience)

@@ -1,6 +1,8 @@
 """The synced tables that a device has chosen: only these are made in its file, pulled and kept up to date.
 
-The choice is a field of the file's state. Invariants, held by every commit:
+The choice is a field of the file's state: names in SQL, as the app gave them. A table is chosen by its name in SQL, or
+by its identity, so that a name which the app goes on giving means the same table after that was renamed; one that the
+file has stays chosen as long as the choice is the same. Invariants, held by every commit:
 
 * ``_db_tables`` has chosen tables alone. Everything that the log and the server bring goes by ``_db_tables``, so that a
   row of another table has no place: neither as a row, nor as a base image, nor in a sum, nor in a kept verdict.
@@ -20,9 +22,10 @@ from typing import Any
 from anabranch.client.errors import NotChosen, NotReady
 from anabranch.client.events import State
 from anabranch.client.file.believed import UNREADABLE
-from anabranch.client.file.describe import give_up
 from anabranch.client.file.device_file import DeviceFile, Tx
+from anabranch.client.file.device_table import DeviceTable
 from anabranch.client.file.state import FileState
+from anabranch.client.schema.make import give_up
 from anabranch.v1 import verdict_pb2
 
 _WITH_VERDICTS = ("_db_mutations_queue", "_db_confirmed", "_db_mutations_queue_dead")
@@ -63,19 +66,31 @@ def choose(tx: Tx, wanted: frozenset[str] | None) -> None:
     """Keep ``wanted`` as the choice, and remove what it gives up; the reader asks for what it adds."""
     if wanted == tx.state.choice:
         return
-    given_up = [] if wanted is None else [name for name in tx.tables if name not in wanted]
-    for name in given_up:
-        give_up(tx, name)
+    given_up = [table for table in tx.tables.values() if not is_chosen(wanted, table.name, table.sql_name)]
+    for table in given_up:
+        give_up(tx, table)
     if wanted is not None and given_up:
-        forget_rows(tx, lambda mutation: mutation.table in wanted)
-    known = tx.tables.keys() - set(given_up)
+        gone = {table.name for table in given_up}
+        forget_rows(tx, lambda mutation: mutation.table not in gone and _keeps(tx.tables, wanted, mutation))
+    known = [table for table in tx.tables.values() if table not in given_up]
     tx.set(
         chosen=None if wanted is None else json.dumps(sorted(wanted)),
-        describe_due=int(wanted is None or not wanted <= known),
+        describe_due=int(wanted is None or bool(lacking(wanted, known))),
         **({"tables_version": tx.state.tables_version + 1} if given_up else {}),
     )
     if given_up:
-        tx.events.append(State("given_up", ", ".join(given_up)))
+        tx.events.append(State("given_up", ", ".join(table.sql_name for table in given_up)))
+
+
+def is_chosen(choice: Collection[str] | None, name: str, sql_name: str) -> bool:
+    """Whether a table is chosen: ``name`` is its identity."""
+    return choice is None or sql_name in choice or name in choice
+
+
+def lacking(choice: Collection[str], tables: Iterable[DeviceTable]) -> list[str]:
+    """The names of a choice by which none of ``tables`` is chosen, in order."""
+    found = {name for table in tables for name in (table.name, table.sql_name)}
+    return sorted(set(choice) - found)
 
 
 def forget_rows(tx: Tx, keeps: Callable[[verdict_pb2.MutationVerdict], bool]) -> None:
@@ -92,11 +107,17 @@ def forget_rows(tx: Tx, keeps: Callable[[verdict_pb2.MutationVerdict], bool]) ->
         tx.conn.executemany(f"UPDATE {kept} SET verdict = ? WHERE id = ?", changed)
 
 
-def without_others(verdicts: Iterable[verdict_pb2.Verdict], choice: Collection[str] | None) -> None:
+def without_others(verdicts: Iterable[verdict_pb2.Verdict], tx: Tx) -> None:
     """Remove the server's rows of tables that are not chosen from new verdicts, before these are kept or told."""
+    choice = tx.state.choice
     if choice is not None:
         for verdict in verdicts:
-            _without(verdict, lambda mutation: mutation.table in choice)
+            _without(verdict, lambda mutation: _keeps(tx.tables, choice, mutation))
+
+
+def _keeps(tables: Collection[str], choice: Collection[str], mutation: verdict_pb2.MutationVerdict) -> bool:
+    """Whether the row in a verdict is of a chosen table: verdicts name tables by identity."""
+    return mutation.table in tables or mutation.table in choice
 
 
 def _without(verdict: verdict_pb2.Verdict, keeps: Callable[[verdict_pb2.MutationVerdict], bool]) -> bool:

@@ -25,7 +25,7 @@ from anabranch.client.errors import BatchState, ClientError, FileDamaged
 from anabranch.client.events import Event, Listeners
 from anabranch.client.file import guards, layout, opening, shape, state
 from anabranch.client.file.believed import UNREADABLE, believed, cause
-from anabranch.client.file.device_table import DeviceTable, device_table
+from anabranch.client.file.device_table import DeviceTable, Tables, device_table
 from anabranch.client.file.holder import Holder
 from anabranch.client.file.read_connection import AppConnection, ReadConnection
 from anabranch.client.file.state import FileState
@@ -43,6 +43,12 @@ _OURS = frozenset({__file__, str(Path(__file__).parents[1] / "db.py")})
 C = TypeVar("C", bound=sqlite3.Connection)
 
 
+def compiled(conn: sqlite3.Connection) -> Tables:
+    """The synced tables, as the transaction of ``conn`` sees them. Raises one of UNREADABLE."""
+    rows = conn.execute("SELECT value FROM _db_tables ORDER BY ordinal")
+    return Tables(device_table(snapshot_pb2.Table.FromString(value)) for (value,) in rows.fetchall())
+
+
 class Tx:
     """A write transaction. ``state`` follows ``set``; ``events`` are delivered after the commit."""
 
@@ -52,7 +58,7 @@ class Tx:
         self,
         conn: WriteConnection,
         current: FileState,
-        tables: dict[str, DeviceTable],
+        tables: Tables,
         wants_rows: bool,
         explain: Callable[[BaseException], BaseException] = lambda error: error,
     ) -> None:
@@ -73,13 +79,13 @@ class Tx:
         self.state = state.store(self.conn, self.state, changes)
 
     @contextmanager
-    def writing(self, table: str, rows: int) -> Iterator[None]:
+    def writing(self, table: DeviceTable, rows: int) -> Iterator[None]:
         """Let the block write about ``rows`` rows of a synced table, past the triggers that refuse foreign writes.
         Where it raises, the transaction, or a part of it, is to be undone."""
         if rows >= guards.MANY:
-            guards.take(self.conn, table)
+            guards.take(self.conn, table.sql_name)
             yield
-            guards.put(self.conn, table)
+            guards.put(self.conn, table.sql_name)
             return
         if not self._let_in:
             self.conn.execute("UPDATE _db_writer SET open = 1")
@@ -156,7 +162,7 @@ class DeviceFile:
         self._readers: weakref.WeakSet[sqlite3.Connection] = weakref.WeakSet()
         self._readers_lock = threading.Lock()
         self._cleared = 0
-        self._compiled_tables: tuple[int, dict[str, DeviceTable]] = (-1, {})
+        self._compiled_tables: tuple[int, Tables] = (-1, Tables())
         self._authorizer = guards.Authorizer()
         is_new = opening.found_or_made(path, may_make=db_name is not None)
         self._write = self._connect(WriteConnection)
@@ -247,7 +253,7 @@ class DeviceFile:
                 conn.begin()
                 current = state.load(conn)
                 tables = self._compiled(conn, current)
-                self._authorizer.know(tables)
+                self._authorizer.know(tables.by_sql_name)
                 tx = Tx(conn, current, tables, bool(self.listeners.change), self._explained)
                 yield tx
                 tx.close()
@@ -299,19 +305,16 @@ class DeviceFile:
         """The state as last committed."""
         return state.load(self.reader())
 
-    def tables(self) -> dict[str, DeviceTable]:
-        """The synced tables by name, as last committed."""
+    def tables(self) -> Tables:
+        """The synced tables, as last committed."""
         conn = self.reader()
         return self._compiled(conn, state.load(conn))
 
-    def _compiled(self, conn: sqlite3.Connection, current: FileState) -> dict[str, DeviceTable]:
+    def _compiled(self, conn: sqlite3.Connection, current: FileState) -> Tables:
         version, tables = self._compiled_tables
         if current.tables_version != version:
             with believed("the description of a table"):
-                tables = {
-                    name: device_table(snapshot_pb2.Table.FromString(value))
-                    for name, value in conn.execute("SELECT name, value FROM _db_tables ORDER BY ordinal")
-                }
+                tables = compiled(conn)
             # One assignment: at worst another thread compiles the same tables once more.
             self._compiled_tables = (current.tables_version, tables)
         return tables

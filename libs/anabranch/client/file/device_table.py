@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -12,7 +13,7 @@ from anabranch.merge.model import Policy
 from anabranch.v1 import snapshot_pb2, value_pb2
 from anabranch.values import Cell, Column, Kind, Table, key_text
 from anabranch.values.canonical import RowEncoder
-from anabranch.values.messages import column_reader, column_writer
+from anabranch.values.messages import Writer, column_reader, column_writer
 from anabranch.values.sqlite import RowCodec, declared_type, storer
 
 _CHUNK_VARIABLES = 500
@@ -25,67 +26,99 @@ def quote(name: str) -> str:
 
 
 def table_of(message: snapshot_pb2.Table) -> Table:
-    """The table that a Describe message describes."""
-    return Table(
-        message.name,
-        tuple(
-            Column(
-                name=c.name,
-                kind=Kind(c.kind),
-                postgres_type=c.postgres_type,
-                element_kind=Kind(c.element_kind) if c.element_kind else None,
-                not_null=c.not_null,
-                generated=c.generated,
-                has_default=c.has_default,
-                policy=c.policy or "lww",
-            )
-            for c in message.columns
-        ),
-        tuple(message.key_columns),
+    """The table that a message of the server describes, by identities; without columns that are gone."""
+    columns = tuple(_column(c) for c in message.columns if not c.gone)
+    return Table(message.name, columns, tuple(message.key_columns), renamed=message.sql_name)
+
+
+def _column(message: snapshot_pb2.Column) -> Column:
+    column = Column(
+        name=message.name,
+        kind=Kind(message.kind),
+        postgres_type=message.postgres_type,
+        element_kind=Kind(message.element_kind) if message.element_kind else None,
+        not_null=message.not_null,
+        generated=message.generated,
+        has_default=message.has_default,
+        policy=message.policy or "lww",
+        renamed=message.sql_name,
     )
+    if not message.HasField("initial"):
+        return column
+    return replace(column, initial=(column_reader(column)(message.initial),))
 
 
 def device_table(message: snapshot_pb2.Table) -> DeviceTable:
-    """The table that a Describe message describes, with the values that the server is sure to refuse in it."""
+    """The table that a message describes, with the values that the server is sure to refuse in it. Raises ValueError
+    where the message can't be one of this release."""
     table = table_of(message)
-    return DeviceTable(table, sure_of(message, table.columns), message.restricted)
+    return DeviceTable(
+        table,
+        sure_of(message, table.columns),
+        message.restricted,
+        frozenset(c.name for c in message.columns if c.hidden),
+        tuple(_column(c) for c in message.columns if c.gone),
+    )
 
 
 class DeviceTable:
     """Statements and conversions of one table. Rows are in the order of ``table.columns``: as *cells*, or *stored*, as
     SQLite holds them. ``key`` is always the stored form of the key, in the key's order. ``restricted``: the device gets
-    the rows of its audiences alone, and keeps each row's audiences beside it."""
+    the rows of its audiences alone, and keeps each row's audiences beside it.
+
+    ``name`` and the names in ``table`` are identities, by which everything goes that is kept, sent or received.
+    ``sql_name`` and each column's are those in SQLite, which the app knows. An app that is tied to a schema version
+    does not know the ``hidden`` columns, which came later; those ``gone`` since are NULL in every row of it, and in no
+    row of ours: what it writes to them is only sent."""
 
     def __init__(
-        self, table: Table, sure: Mapping[str, SureOfColumn] = MappingProxyType({}), restricted: bool = False
+        self,
+        table: Table,
+        sure: Mapping[str, SureOfColumn] = MappingProxyType({}),
+        restricted: bool = False,
+        hidden: frozenset[str] = frozenset(),
+        gone: tuple[Column, ...] = (),
     ) -> None:
         self.table = table
         self.restricted = restricted
         self.sure = sure
+        self.hidden = hidden
+        self.gone = gone
         self.name = table.name
+        self.sql_name = table.sql_name
         self.codec = RowCodec(table)
         self.encoder = RowEncoder(table)
         self.policy = Policy(columns={c.name: c.policy for c in table.columns if c.policy != "lww"})
         self.readers = [column_reader(c) for c in table.columns]
         self.writers = [column_writer(c) for c in table.columns]
         self.storers = [storer(c) for c in table.columns]
-        self.quoted = quote(table.name)
-        names = [quote(n) for n in table.column_names]
+        self.quoted = quote(table.sql_name)
+        names = [quote(c.sql_name) for c in table.columns]
         self.columns_sql = ", ".join(names)
         self.exact_sql = ", ".join(
-            f"{quote(c.name)} COLLATE BINARY" if c.kind is Kind.DECIMAL else quote(c.name) for c in table.columns
+            f"{quote(c.sql_name)} COLLATE BINARY" if c.kind is Kind.DECIMAL else quote(c.sql_name)
+            for c in table.columns
         )
         """``columns_sql`` for comparisons that distinguish 1.10 from 1.1."""
-        self._key_names = [quote(n) for n in table.key_columns]
+        self._key_names = [quote(table.by_name[n].sql_name) for n in table.key_columns]
+        self.key_sql = ", ".join(self._key_names)
         self._values = ", ".join("?" * len(names))
-        rest = [quote(c.name) for c in table.columns if c.name not in table.key_columns]
+        rest = [quote(c.sql_name) for c in table.columns if c.name not in table.key_columns]
         action = "UPDATE SET " + ", ".join(f"{n} = excluded.{n}" for n in rest) if rest else "NOTHING"
-        self.insert_sql = self.insert_into(table.name)
-        self.upsert_sql = f"{self.insert_sql} ON CONFLICT ({', '.join(self._key_names)}) DO {action}"
+        self.insert_sql = self.insert_into(table.sql_name)
+        self.upsert_sql = f"{self.insert_sql} ON CONFLICT ({self.key_sql}) DO {action}"
         match = " AND ".join(f"{n} = ?" for n in self._key_names)
         self.delete_sql = f"DELETE FROM {self.quoted} WHERE {match}"
         # The stored form of a key is the cell itself but for booleans, which are equal to it.
         self._key_loaders = [(p, bool) for p, i in enumerate(table.key_index) if table.columns[i].kind is Kind.BOOL]
+        visible = [c for c in table.columns if c.name not in hidden]
+        self.writable = {c.sql_name: c for c in (*visible, *gone)}
+        """The columns that the app knows, by their names in SQL; generated ones included."""
+        self.identities = tuple(c.name for c in (*table.columns, *gone))
+        """The columns that a batch may name, in the order in which it does."""
+        self._shown = [(table.index[c.name], c.sql_name) for c in visible]
+        self._sql_names = {c.name: c.sql_name for c in (*visible, *gone)}
+        self._gone_writers = {c.name: column_writer(c) for c in gone}
 
     def create_sql(self, name: str | None = None) -> str:
         """The table's DDL, under another ``name`` for a table that a pull fills. The key is its only constraint.
@@ -93,11 +126,11 @@ class DeviceTable:
         Without a rowid where that is smaller and faster: not where a single integer key becomes the rowid itself, and
         not where rows can be large."""
         table = self.table
-        columns = [f"{quote(c.name)} {declared_type(c.kind)}".rstrip() for c in table.columns]
+        columns = [f"{quote(c.sql_name)} {declared_type(c.kind)}".rstrip() for c in (*table.columns, *self.gone)]
         single_integer = len(table.key_columns) == 1 and table.by_name[table.key_columns[0]].kind is Kind.INT64
         rowid = single_integer or any(c.kind in _LARGE for c in table.columns)
-        key = f"PRIMARY KEY ({', '.join(self._key_names)})"
-        return f"CREATE TABLE {quote(name or self.name)} ({', '.join([*columns, key])})" + (
+        key = f"PRIMARY KEY ({self.key_sql})"
+        return f"CREATE TABLE {quote(name or self.sql_name)} ({', '.join([*columns, key])})" + (
             "" if rowid else " WITHOUT ROWID"
         )
 
@@ -125,12 +158,12 @@ class DeviceTable:
         keys = list(keys)
         width = len(self._key_names)
         step = max(1, _CHUNK_VARIABLES // width)
-        head = f"SELECT {self.columns_sql} FROM {quote(name or self.name)} WHERE "
+        head = f"SELECT {self.columns_sql} FROM {quote(name or self.sql_name)} WHERE "
         if width == 1:
             head += f"{self._key_names[0]} IN "
             group = "?"
         else:
-            head += f"({', '.join(self._key_names)}) IN "
+            head += f"({self.key_sql}) IN "
             group = f"({', '.join('?' * width)})"
         rows: list[tuple[Any, ...]] = []
         for start in range(0, len(keys), step):
@@ -166,6 +199,11 @@ class DeviceTable:
         cells += [None] * (len(self.readers) - len(cells))
         return tuple(cells)
 
+    def writer_of(self, column: str) -> Writer:
+        """The function that converts a cell of a column, also one that is gone, to a Value."""
+        place = self.table.index.get(column)
+        return self._gone_writers[column] if place is None else self.writers[place]
+
     def shown_value(self, column: str, value: value_pb2.Value) -> Any:
         """A Value of ``column`` as a read gives it. Raises KeyError for a column that the table lacks, and ValueError
         for a Value that is not given or of another kind."""
@@ -175,5 +213,36 @@ class DeviceTable:
         return cell if store is None or cell is None else store(cell)
 
     def shown(self, stored: Sequence[Any]) -> dict[str, Any]:
-        """A stored row by column names."""
-        return dict(zip(self.table.column_names, stored, strict=True))
+        """A stored row as the app reads it, by the names of columns in SQL."""
+        row = {name: stored[place] for place, name in self._shown}
+        row.update((c.sql_name, None) for c in self.gone)
+        return row
+
+    def shown_columns(self, differ: Sequence[bool] | None = None) -> tuple[str, ...]:
+        """The names in SQL of the columns that the app reads; of those alone that ``differ``, by their places."""
+        return tuple(name for place, name in self._shown if differ is None or differ[place])
+
+    def told(self, column: str) -> str:
+        """A column's name as the app knows it; one that it does not know by its identity."""
+        return self._sql_names.get(column, column)
+
+    def is_hidden(self, column: str) -> bool:
+        """Whether the app, tied to an earlier schema version, does not know a column of the table."""
+        return column in self.hidden
+
+
+class Tables(dict[str, DeviceTable]):
+    """The synced tables of a file by identity; never changed."""
+
+    def __init__(self, tables: Iterable[DeviceTable] = ()) -> None:
+        super().__init__((table.name, table) for table in tables)
+        self.by_sql_name = {table.sql_name: table for table in self.values()}
+
+    def named(self, sql_name: str) -> DeviceTable | None:
+        """The table that has a name in SQL; None where none has."""
+        return self.by_sql_name.get(sql_name)
+
+    def told(self, name: str) -> str:
+        """A table's name as the app knows it; one that the file does not have by its identity."""
+        table = self.get(name)
+        return name if table is None else table.sql_name

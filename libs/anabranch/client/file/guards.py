@@ -34,7 +34,7 @@ def _quote(name: str) -> str:
 
 
 def statements(table: str) -> dict[str, str]:
-    """The triggers of a synced table, by their names."""
+    """The triggers of the synced table of that name in SQL, by their names."""
     said = (
         f"{table} is a synced table: what a plain SQLite connection writes to it would never be sent. "
         f"Write with SyncedDb.table('{table}').insert, .update or .delete"

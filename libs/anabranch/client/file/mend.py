@@ -13,7 +13,7 @@ import sqlite3
 from anabranch.client.errors import FileDamaged
 from anabranch.client.file import audience_sums, guards, layout
 from anabranch.client.file.believed import believed
-from anabranch.client.file.device_table import DeviceTable, quote, table_of
+from anabranch.client.file.device_table import DeviceTable, device_table, quote
 from anabranch.client.logs import get_logger
 from anabranch.v1 import snapshot_pb2
 
@@ -35,38 +35,38 @@ def mend(conn: sqlite3.Connection, refuse: bool | None) -> None:
     )
     for name, value in conn.execute("SELECT name, value FROM _db_tables").fetchall():
         with believed(f"the description of the table {name}"):
-            table = DeviceTable(table_of(snapshot_pb2.Table.FromString(value)))
+            table = device_table(snapshot_pb2.Table.FromString(value))
         if table.name != name:
             raise FileDamaged(f"the description of the table {name} is that of {table.name}")
         if not _is_whole(conn, table):
             _make_anew(conn, table)
             continue
-        expected = guards.statements(name) if wanted else {}
-        present = {n: found[n] for n in guards.statements(name) if n in found}
+        expected = guards.statements(table.sql_name) if wanted else {}
+        present = {n: found[n] for n in guards.statements(table.sql_name) if n in found}
         if present == expected:
             continue
-        guards.take(conn, name)
-        guards.put(conn, name)
+        guards.take(conn, table.sql_name)
+        guards.put(conn, table.sql_name)
         if wanted:
             # While a trigger was missing, another program may have written to the table.
             conn.execute("UPDATE _db_tables SET verified = 0 WHERE name = ? AND stage = 'live'", (name,))
 
 
 def _is_whole(conn: sqlite3.Connection, table: DeviceTable) -> bool:
-    there = {name for (name,) in conn.execute("SELECT name FROM pragma_table_info(?)", (table.name,))}
-    return there.issuperset(table.table.column_names)
+    there = {name for (name,) in conn.execute("SELECT name FROM pragma_table_info(?)", (table.sql_name,))}
+    return there.issuperset(c.sql_name for c in (*table.table.columns, *table.gone))
 
 
 def _make_anew(conn: sqlite3.Connection, table: DeviceTable) -> None:
-    log.warning("table_made_anew", table=table.name, why=_CHANGED)
+    log.warning("table_made_anew", table=table.sql_name, why=_CHANGED)
     (staged,) = conn.execute("SELECT pull_table FROM _db_tables WHERE name = ?", (table.name,)).fetchone()
-    for name in (table.name, staged):
+    for name in (table.sql_name, staged):
         if name is not None:
             conn.execute(f"DROP TABLE IF EXISTS {quote(name)}")
     # A renamed table has kept the triggers.
-    guards.take(conn, table.name)
+    guards.take(conn, table.sql_name)
     conn.execute(table.create_sql())
-    guards.put(conn, table.name)
+    guards.put(conn, table.sql_name)
     conn.execute("DELETE FROM _db_base WHERE tbl = ?", (table.name,))
     conn.execute("DELETE FROM _db_row_audiences WHERE tbl IN (?, ?)", (table.name, staged))
     audience_sums.clear(conn, table.name)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 import sqlite3
 
-from anabranch.client.file.device_table import DeviceTable, quote, table_of
+from anabranch.client.file.device_table import DeviceTable, device_table, quote
 from anabranch.v1 import snapshot_pb2
 from anabranch.values import Kind
 from anabranch.values.decimals import COLLATION
@@ -18,10 +18,11 @@ _COPY = "_db_copy"
 def redeclare(conn: sqlite3.Connection) -> None:
     """Declare the columns anew, inside the transaction that brings the file to the next format."""
     for (value,) in conn.execute("SELECT value FROM _db_tables").fetchall():
-        table = DeviceTable(table_of(snapshot_pb2.Table.FromString(value)))
-        row = conn.execute("SELECT sql FROM sqlite_master WHERE type = 'table' AND name = ?", (table.name,)).fetchone()
-        columns = [c.name for c in table.table.columns if c.kind is Kind.DECIMAL]
-        if row is not None and columns and not _in_place(conn, table.name, row[0], columns):
+        table = device_table(snapshot_pb2.Table.FromString(value))
+        name = table.sql_name
+        row = conn.execute("SELECT sql FROM sqlite_master WHERE type = 'table' AND name = ?", (name,)).fetchone()
+        columns = [c.sql_name for c in table.table.columns if c.kind is Kind.DECIMAL]
+        if row is not None and columns and not _in_place(conn, name, row[0], columns):
             _by_copy(conn, table)
 
 
@@ -51,7 +52,7 @@ def _by_copy(conn: sqlite3.Connection, table: DeviceTable) -> None:
     """Create the table anew, with the app's indexes and triggers on it."""
     on_it = conn.execute(
         "SELECT sql FROM sqlite_master WHERE tbl_name = ? AND type IN ('index', 'trigger') AND sql IS NOT NULL",
-        (table.name,),
+        (table.sql_name,),
     ).fetchall()
     conn.execute(table.create_sql(_COPY))
     conn.execute(f"INSERT INTO {_COPY} ({table.columns_sql}) SELECT {table.columns_sql} FROM {table.quoted}")

@@ -9,7 +9,7 @@ from typing import Any
 from anabranch.client.events import ConflictEvent
 from anabranch.client.file import choice
 from anabranch.client.file.device_file import DeviceFile
-from anabranch.client.file.device_table import DeviceTable
+from anabranch.client.file.device_table import DeviceTable, Tables
 from anabranch.client.queue.settle import shown_key
 from anabranch.client.remote import RemoteDb
 from anabranch.client.writes.local import BatchBuilder, WriteChecks
@@ -48,11 +48,11 @@ class Filter:
     until_ms: int | None = None
 
 
-def request(db_name: str, wanted: Filter, tables: Mapping[str, DeviceTable]) -> resolver_pb2.ListConflictsRequest:
+def request(db_name: str, wanted: Filter, tables: Tables) -> resolver_pb2.ListConflictsRequest:
     """The request for the first page. Raises ValueError where the key does not fit the table."""
     key: list[value_pb2.Value] = []
+    table = tables.named(wanted.table or "")
     if wanted.key is not None:
-        table = tables.get(wanted.table or "")
         if table is None:
             raise ValueError(f"a key needs a synced table, not {wanted.table!r}")
         cells = WriteChecks(table).key(wanted.key)
@@ -60,7 +60,7 @@ def request(db_name: str, wanted: Filter, tables: Mapping[str, DeviceTable]) -> 
         key = [table.writers[index[name]](cells[name]) for name in table.table.key_columns]
     return resolver_pb2.ListConflictsRequest(
         db_name=db_name,
-        table=wanted.table or "",
+        table=(wanted.table or "") if table is None else table.name,
         key=key,
         node_id=wanted.node_id or "",
         from_ms=wanted.from_ms,
@@ -79,7 +79,7 @@ def pages(file: DeviceFile, remote: RemoteDb, first: resolver_pb2.ListConflictsR
         response = remote.list_conflicts(page)
         tables, chosen = file.tables(), file.current().choice
         for message in response.conflicts:
-            if chosen is not None and message.table not in chosen:
+            if message.table not in tables and not choice.is_chosen(chosen, message.table, message.table):
                 continue
             parts.append(message.losing_value)
             if not message.losing_value_incomplete:
@@ -99,9 +99,9 @@ def _conflict(message: resolver_pb2.Conflict, data: bytes, tables: Mapping[str, 
         losing = plain_value(value)
     return Conflict(
         position=message.position,
-        table=message.table,
+        table=message.table if table is None else table.sql_name,
         key=tuple(plain_value(v) for v in message.key) if table is None else shown_key(table, message.key),
-        column=message.column,
+        column=message.column if table is None else table.told(message.column),
         losing_value=losing,
         losing_batch_id=message.losing_batch_id,
         losing_node_id=message.losing_node.id,
@@ -123,8 +123,8 @@ def restore(builder: BatchBuilder, conflicts: Sequence[Conflict | ConflictEvent]
     for conflict in conflicts:
         if isinstance(conflict, ConflictEvent) and not conflict.value_known:
             raise ValueError("the losing value did not come along with the event: SyncedDb.conflicts has it")
-        table = builder.tx.tables.get(conflict.table)
+        table = builder.tx.tables.named(conflict.table)
         if table is None:
             raise choice.not_there(builder.tx.state, conflict.table)
-        key = dict(zip(table.table.key_columns, conflict.key, strict=True))
+        key = dict(zip(map(table.told, table.table.key_columns), conflict.key, strict=True))
         builder.update(conflict.table, [{**key, conflict.column: conflict.losing_value}])

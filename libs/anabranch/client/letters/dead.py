@@ -30,7 +30,8 @@ def _mutations(batch: batch_pb2.DbMutationBatch, tables: Mapping[str, DeviceTabl
     for mutation in batch.mutations:
         table = tables.get(mutation.table)
         rows = tuple(shown_values(table, mutation.columns, row.values) for row in mutation.rows)
-        out.append((_KINDS[MutationType(mutation.type)], mutation.table, rows))
+        name = mutation.table if table is None else table.sql_name
+        out.append((_KINDS[MutationType(mutation.type)], name, rows))
     return out
 
 
@@ -58,7 +59,7 @@ def _letter(
 ) -> DeadLetter:
     verdict, batch, mutations = _read(batch_id, value, data, tables)
     refused = verdict.mutations[-1] if verdict.mutations else verdict_pb2.MutationVerdict()
-    name = refused.table or (mutations[0][1] if mutations else "")
+    name = refused.table or (batch.mutations[0].table if batch.mutations else "")
     table = tables.get(name)
     key: tuple[Any, ...] = ()
     row_now = None
@@ -72,7 +73,7 @@ def _letter(
         id=batch_id,
         reason=reason_name(verdict),
         message=verdict.message,
-        table=name,
+        table=name if table is None else table.sql_name,
         key=key,
         server_row=shown_values(table, row.columns, row.values) if refused.HasField("server_row") else None,
         server_row_now=row_now,
@@ -182,7 +183,7 @@ def replay(
         mutations = _mutations(_batch(letter_id, value), tx.tables)
     except UNREADABLE as error:
         raise ValueError(f"the dead letter {letter_id} can't be read: {cause(error)}") from error
-    lost = {table for _, table, _ in mutations} - set(tx.tables)
+    lost = {table for _, table, _ in mutations} - tx.tables.by_sql_name.keys()
     if lost:
         raise choice.not_there(tx.state, min(lost, key=lambda name: (name in (tx.state.choice or ()), name)))
     _edit(tx, mutations, changes, leave_out)
@@ -195,11 +196,12 @@ def replay(
 
 def _edit(tx: Tx, mutations: _Mutations, changes: Mapping[str, Any], leave_out: Collection[str]) -> None:
     """Change the rows of ``mutations``. Raises ValueError."""
+    of_name = tx.tables.by_sql_name
     for column in sorted({*changes, *leave_out}):
         taking = [
-            (row, tx.tables[table])
+            (row, of_name[table])
             for kind, table, rows in mutations
-            if kind == "insert" or (kind == "update" and column not in tx.tables[table].table.key_columns)
+            if kind == "insert" or (kind == "update" and not _is_of_key(of_name[table], column))
             for row in rows
         ]
         giving = [row for row, _ in taking if column in row]
@@ -209,8 +211,13 @@ def _edit(tx: Tx, mutations: _Mutations, changes: Mapping[str, Any], leave_out: 
             for row in giving:
                 del row[column]
             continue
-        edited = giving or [row for row, table in taking if column in table.table.index]
+        edited = giving or [row for row, table in taking if column in table.writable]
         if not edited:
             raise ValueError(f"no row of the batch takes the column {column!r}")
         for row in edited:
             row[column] = changes[column]
+
+
+def _is_of_key(table: DeviceTable, column: str) -> bool:
+    found = table.writable.get(column)
+    return found is not None and found.name in table.table.key_columns

@@ -55,9 +55,10 @@ class DeadQueue:
         """
         tables = self._file.tables()
         for _, name, _ in letter.mutations:
-            found = tables[name].table.by_name.get(column) if name in tables else None
-            if found is not None:
-                return _parse(tables[name], found, text)
+            table = tables.named(name)
+            found = None if table is None else table.writable.get(column)
+            if table is not None and found is not None:
+                return _parse(table, found, text)
         raise ValueError(f"no table of the letter has a column {column!r}")
 
     def replay(self, letter: DeadLetter, changes: Mapping[str, Any], leave_out: Collection[str]) -> str:
@@ -89,5 +90,5 @@ def _parse(table: DeviceTable, column: Column, text: str) -> Any:
         if value is not None:
             converter(column)(value)
     except ValueError as error:
-        raise ValueError(f"{table.name}.{column.name}: {error}") from None
+        raise ValueError(f"{table.sql_name}.{column.sql_name}: {error}") from None
     return value

@@ -71,16 +71,21 @@ def has_bases(conn: sqlite3.Connection) -> bool:
     return conn.execute("SELECT 1 FROM _db_base LIMIT 1").fetchone() is not None
 
 
-def change_of(table: DeviceTable, old: Sequence[Any] | None, new: Sequence[Any] | None, origin: Origin) -> Change:
-    """The event for a row that was shown as ``old`` and is now shown as ``new``, both stored, not both None."""
-    names = table.table.column_names
-    key = table.key_of(new if new is not None else old or ())
+def tell(tx: Tx, table: DeviceTable, old: Sequence[Any] | None, new: Sequence[Any] | None, origin: Origin) -> None:
+    """Report that a row was shown as ``old`` and is now shown as ``new``, both stored, not both None; where somebody
+    listens, and the app knows a column that has changed."""
+    if not tx.wants_rows:
+        return
+    key, name = table.key_of(new if new is not None else old or ()), table.sql_name
     if new is None:
-        return Change(table.name, "delete", key, (), None, origin)
-    if old is None:
-        return Change(table.name, "insert", key, names, table.shown(new), origin)
-    columns = tuple(n for n, a, b in zip(names, old, new, strict=True) if a != b)
-    return Change(table.name, "update", key, columns, table.shown(new), origin)
+        tx.events.append(Change(name, "delete", key, (), None, origin))
+    elif old is None:
+        tx.events.append(Change(name, "insert", key, table.shown_columns(), table.shown(new), origin))
+    else:
+        differ = [a != b for a, b in zip(old, new, strict=True)]
+        columns = table.shown_columns(differ)
+        if columns or not table.hidden:
+            tx.events.append(Change(name, "update", key, columns, table.shown(new), origin))
 
 
 def rebase(
@@ -137,8 +142,7 @@ def rebase(
             deletes.append(stored_key)
         else:
             writes.append(new_stored)
-        if tx.wants_rows:
-            tx.events.append(change_of(table, old_stored, new_stored, origin))
+        tell(tx, table, old_stored, new_stored, origin)
     _show(tx, table, writes, deletes)
     _keep(tx, table, kept, dropped)
     sum_up(tx, table, changed)
@@ -165,7 +169,7 @@ def _changed(base: Base, changes: Mapping[int, Cell] | None) -> Base:
 
 def _show(tx: Tx, table: DeviceTable, writes: list[tuple[Any, ...]], deletes: list[tuple[Any, ...]]) -> None:
     if writes or deletes:
-        with tx.writing(table.name, len(writes) + len(deletes)):
+        with tx.writing(table, len(writes) + len(deletes)):
             tx.conn.executemany(table.upsert_sql, writes)
             tx.conn.executemany(table.delete_sql, deletes)
 

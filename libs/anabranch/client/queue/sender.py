@@ -261,7 +261,7 @@ class Sender:
             tx.events += self._clock.events()
             self._prune(tx, server.server_time_ms)
             tx.set(**state.time_seen(tx.state, server.server_time_ms))
-        choice.without_others(verdicts, tx.state.choice)
+        choice.without_others(verdicts, tx)
         newest = max([v.position for v in verdicts], default=0)
         if presented is not None and tx.state.greatest_epoch not in ("", server.settled.epoch):
             seen.take_epoch(tx, presented, server.settled)

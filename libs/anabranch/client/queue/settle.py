@@ -31,11 +31,11 @@ _IN_VERDICTS_ALONE: Mapping[int, ConflictOutcome] = {verdict_pb2.OUTCOME_MERGED:
 
 
 def set_aside(tx: Tx, table: str, reason: str) -> None:
-    """Leave a table's rows as they are until it has been pulled again."""
+    """Leave a table's rows as they are until it has been pulled again; ``table`` is its identity."""
     tx.conn.execute(
         "UPDATE _db_tables SET stage = 'aside', reason = ? WHERE name = ? AND stage = 'live'", (reason, table)
     )
-    tx.events.append(State("set_aside", reason, table))
+    tx.events.append(State("set_aside", reason, tx.tables.told(table)))
 
 
 def show(
@@ -117,9 +117,9 @@ def publish_losers(tx: Tx, losers: Sequence[change_pb2.Loser]) -> None:
             known = False
         tx.events.append(
             ConflictEvent(
-                loser.table,
+                table.sql_name,
                 shown_key(table, loser.key),
-                loser.column,
+                table.told(loser.column),
                 value,
                 loser.batch_id,
                 loser.winner_batch_id,
@@ -170,7 +170,8 @@ def _publish(tx: Tx, verdict: verdict_pb2.Verdict, outcomes: Mapping[int, Confli
         lost, won = (batch_id, "") if outcome == "lost" else ("", batch_id)
         # A merge was about no column: the other node's are not the batch's.
         for column in mutation.columns or [""]:
-            event = ConflictEvent(mutation.table, key, column, None, lost, won, outcome, value_known=False)
+            told = table.told(column)
+            event = ConflictEvent(table.sql_name, key, told, None, lost, won, outcome, value_known=False)
             tx.events.append(event)
 
 
@@ -231,10 +232,11 @@ def _refused(tx: Tx, verdict: verdict_pb2.Verdict) -> ConflictEvent:
     refused = verdict.mutations[-1] if verdict.mutations else verdict_pb2.MutationVerdict()
     table = tx.tables.get(refused.table)
     row = refused.server_row
+    column = refused.columns[0] if refused.columns else ""
     return ConflictEvent(
-        table=refused.table,
+        table=tx.tables.told(refused.table),
         key=() if table is None else shown_key(table, refused.key),
-        column=refused.columns[0] if refused.columns else "",
+        column=column if table is None else table.told(column),
         losing_value=None,
         losing_batch_id=verdict.batch_id,
         winning_batch_id="",
@@ -248,15 +250,21 @@ def _refused(tx: Tx, verdict: verdict_pb2.Verdict) -> ConflictEvent:
 def shown_values(
     table: DeviceTable | None, columns: Sequence[str], values: Sequence[value_pb2.Value]
 ) -> dict[str, Any]:
-    """Given values by column, as a read gives them; values that today's table can't hold are as they were sent."""
+    """Given values by column, as a read gives them; values that today's table can't hold are as they were sent, and
+    columns that it lacks have their identities for names. Those that the app does not know are left out."""
     out: dict[str, Any] = {}
     for name, value in zip(columns, values, strict=False):
         if value.WhichOneof("kind") is None:
             continue
-        try:
-            out[name] = plain_value(value) if table is None else table.shown_value(name, value)
-        except (KeyError, ValueError):
+        if table is None:
             out[name] = plain_value(value)
+            continue
+        if table.is_hidden(name):
+            continue
+        try:
+            out[table.told(name)] = table.shown_value(name, value)
+        except (KeyError, ValueError):
+            out[table.told(name)] = plain_value(value)
     return out
 
 

@@ -85,9 +85,9 @@ def _mutation(message: verdict_pb2.MutationVerdict, table: DeviceTable | None) -
     return MutationVerdict(
         index=message.index,
         outcome="" if outcome == "UNSPECIFIED" else outcome,
-        table=message.table,
+        table=message.table if table is None else table.sql_name,
         key=_key(table, message.key),
-        columns=tuple(message.columns),
+        columns=tuple(name if table is None else table.told(name) for name in message.columns),
         server_row=shown_values(table, row.columns, row.values) if message.HasField("server_row") else None,
     )
 
@@ -135,11 +135,13 @@ def explain(file: DeviceFile, remote: RemoteDb, batch_id: str) -> Explanation:
 def _explanation(response: resolver_pb2.ExplainResponse, tables: Mapping[str, DeviceTable]) -> Explanation:
     changes = []
     for effect in response.effects:
-        kind = enum_name(change_pb2.EffectType, effect.type).lower()
-        changes.append((kind, effect.table, shown_values(tables.get(effect.table), effect.columns, effect.values)))
+        kind, table = enum_name(change_pb2.EffectType, effect.type).lower(), tables.get(effect.table)
+        name = effect.table if table is None else table.sql_name
+        changes.append((kind, name, shown_values(table, effect.columns, effect.values)))
     losers = []
     for loser in response.losers:
         table = tables.get(loser.table)
-        value = shown_values(table, [loser.column], [loser.value]).get(loser.column)
-        losers.append((loser.table, _key(table, loser.key), loser.column, value))
+        name, column = (loser.table, loser.column) if table is None else (table.sql_name, table.told(loser.column))
+        value = shown_values(table, [loser.column], [loser.value]).get(column)
+        losers.append((name, _key(table, loser.key), column, value))
     return Explanation(_from_message(response.verdict, tables), response.waits_for, tuple(changes), tuple(losers))

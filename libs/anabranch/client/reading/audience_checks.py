@@ -101,7 +101,8 @@ def note(tx: Tx, name: str, why: str, position: int) -> None:
     tx.conn.execute("UPDATE _db_tables SET disagrees = ? WHERE name = ?", (since, name))
     if bool(since) is not bool(found[0]):
         detail = why if since else ""
-        tx.events.append(State("sums_disagree" if since else "sums_agree", detail, name, position))
+        kind = "sums_disagree" if since else "sums_agree"
+        tx.events.append(State(kind, detail, tx.tables.told(name), position))
 
 
 def drift(conn: sqlite3.Connection, name: str, rows: Mapping[str, Sum] | None) -> dict[str, Sum]:

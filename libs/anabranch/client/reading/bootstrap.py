@@ -26,7 +26,6 @@ from dataclasses import dataclass
 from anabranch.client.errors import CallFailed
 from anabranch.client.events import State
 from anabranch.client.file import state
-from anabranch.client.file.describe import drop_pull
 from anabranch.client.file.device_file import DeviceFile
 from anabranch.client.logs import get_logger
 from anabranch.client.overlay.pendings import Pendings
@@ -39,6 +38,7 @@ from anabranch.client.reading.pull_parts import GivenUpError, newest_part, whole
 from anabranch.client.reading.rewind import REASONS
 from anabranch.client.remote import RemoteDb
 from anabranch.client.renewals import Renewals
+from anabranch.client.schema.make import drop_pull
 from anabranch.v1 import snapshot_pb2
 
 log = get_logger(__name__)
@@ -117,7 +117,9 @@ class Bootstrap:
         self._file.listeners.deliver()
 
     def _pull(self, names: Sequence[str], whole: bool, progress: Callable[[Progress], None] | None) -> None:
-        self._file.listeners.publish(State("pulling", ", ".join(names)))
+        tables = self._file.tables()
+        told = ", ".join(map(tables.told, names))
+        self._file.listeners.publish(State("pulling", told))
         attempt = 1
         while True:
             try:
@@ -137,7 +139,7 @@ class Bootstrap:
         try:
             with self._file.transaction() as tx:
                 pull_end.finish(tx, self._pendings, names, whole, confirmed)
-                tx.events.append(State("pulled", ", ".join(names), None, tx.state.cursor_ms))
+                tx.events.append(State("pulled", told, None, tx.state.cursor_ms))
         except NotWholeError as error:
             self._drop([error.table])
             raise CallFailed("DATA_LOSS", "", str(error), again=True) from error
@@ -164,7 +166,8 @@ class Bootstrap:
     def _drop(self, names: Sequence[str]) -> None:
         with self._file.transaction() as tx:
             for name in names:
-                drop_pull(tx, name)
+                if (table := tx.tables.get(name)) is not None:
+                    drop_pull(tx, table)
 
     def _stream(self, names: Sequence[str], progress: Callable[[Progress], None] | None) -> None:
         with self._file.transaction() as tx:
@@ -192,4 +195,4 @@ class Bootstrap:
                 self._file.listeners.deliver()
                 if progress is not None:
                     name = response.table
-                    progress(Progress(name, response.rows_done, estimates.get(name, 0), response.done))
+                    progress(Progress(tables.told(name), response.rows_done, estimates.get(name, 0), response.done))

@@ -7,7 +7,7 @@ from contextlib import closing
 from anabranch.client.events import Change
 from anabranch.client.file.device_file import Tx
 from anabranch.client.file.device_table import DeviceTable, quote
-from anabranch.client.overlay.rebase import change_of
+from anabranch.client.overlay.rebase import tell
 from anabranch.client.reading import sums
 
 
@@ -22,20 +22,18 @@ def count_base(tx: Tx, table: DeviceTable) -> int:
     return total
 
 
-def differences(tx: Tx, table: DeviceTable, staged: str, apart: set[str]) -> list[Change]:
-    """The events of rows that differ between the shown and the pulled table, without the rows ``apart``."""
+def differences(tx: Tx, table: DeviceTable, staged: str, apart: set[str]) -> None:
+    """Report the rows that differ between the shown and the pulled table, without the rows ``apart``."""
     conn = tx.conn
-    columns, new_name = table.exact_sql, quote(staged)
-    keys = ", ".join(quote(k) for k in table.table.key_columns)
-    events: list[Change] = []
+    columns, new_name, keys = table.exact_sql, quote(staged), table.key_sql
     changed = conn.execute(f"SELECT {columns} FROM {new_name} EXCEPT SELECT {columns} FROM {table.quoted}").fetchall()
     new = {text: row for row in changed if (text := table.key_text(table.key_of(row))) not in apart}
     old = table.read_by_text(conn, {text: table.key_of(row) for text, row in new.items()}) if new else {}
-    events += [change_of(table, old.get(text), row, "snapshot") for text, row in new.items()]
+    for text, row in new.items():
+        tell(tx, table, old.get(text), row, "snapshot")
     gone = conn.execute(f"SELECT {keys} FROM {table.quoted} EXCEPT SELECT {keys} FROM {new_name}").fetchall()
-    events += [
-        Change(table.name, "delete", tuple(key), (), None, "snapshot")
+    tx.events += [
+        Change(table.sql_name, "delete", tuple(key), (), None, "snapshot")
         for key in gone
         if table.key_text(key) not in apart
     ]
-    return events

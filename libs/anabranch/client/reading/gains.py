@@ -77,7 +77,8 @@ class Gains:
             CallFailed: a slice failed, or none leads anywhere.
             sqlite3.Error: the file can't be written.
         """
-        names = ", ".join(held.owed(self._file.reader(), self._file.tables().values()))
+        tables = self._file.tables()
+        names = ", ".join(map(tables.told, held.owed(self._file.reader(), tables.values())))
         self._file.listeners.publish(State("pulling", names))
         left = _MOST_IDLE
         while self.are_owed():
@@ -136,7 +137,7 @@ class Gains:
                 if not goes_on:
                     return
                 if progress is not None:
-                    progress(Progress(response.table, response.rows_done, 0, response.done))
+                    progress(Progress(tables.told(response.table), response.rows_done, 0, response.done))
                 if time.monotonic() >= end:
                     return
 

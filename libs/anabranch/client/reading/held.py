@@ -26,7 +26,6 @@ from collections.abc import Collection, Iterable, Mapping
 
 from anabranch.client.file import audience_sums, choice, guards, row_audiences
 from anabranch.client.file.believed import UNREADABLE
-from anabranch.client.file.describe import drop_pull, report_gone
 from anabranch.client.file.device_file import Tx
 from anabranch.client.file.device_table import DeviceTable
 from anabranch.client.file.sets import change_in
@@ -35,6 +34,7 @@ from anabranch.client.overlay.rebase import Patch
 from anabranch.client.queue import settle
 from anabranch.client.reading import audience_checks
 from anabranch.client.reading.effects import Folded
+from anabranch.client.schema.make import drop_pull, report_gone
 from anabranch.v1 import verdict_pb2
 from anabranch.values import key_cells
 from anabranch.wire.audiences import digest
@@ -85,7 +85,7 @@ def change(tx: Tx, gained: Collection[str], lost: Collection[str], pendings: Pen
         dropped: dict[str, set[str]] = {}
         for table in tx.tables.values():
             if table.restricted:
-                _end_pulls(tx, table.name, gone)
+                _end_pulls(tx, table, gone)
                 dropped[table.name] = _drop_rows(tx, table, gone, left, pendings, position)
                 audience_checks.note(tx, table.name, "", position)
         if any(dropped.values()):
@@ -98,15 +98,15 @@ def change(tx: Tx, gained: Collection[str], lost: Collection[str], pendings: Pen
         tx.set(gains_due=1)
 
 
-def _end_pulls(tx: Tx, name: str, gone: Collection[str]) -> None:
+def _end_pulls(tx: Tx, table: DeviceTable, gone: Collection[str]) -> None:
     """End pulls under way that may have brought rows of lost audiences; they begin anew."""
     stage, under_way, gain = tx.conn.execute(
-        "SELECT stage, pull_first_ms IS NOT NULL, gain FROM _db_tables WHERE name = ?", (name,)
+        "SELECT stage, pull_first_ms IS NOT NULL, gain FROM _db_tables WHERE name = ?", (table.name,)
     ).fetchone()
     if under_way:
-        drop_pull(tx, name)
+        drop_pull(tx, table)
     elif stage == "live" and gain and not frozenset(gone).isdisjoint(json.loads(gain)):
-        tx.conn.execute("UPDATE _db_tables SET gain = '', gain_resume = x'' WHERE name = ?", (name,))
+        tx.conn.execute("UPDATE _db_tables SET gain = '', gain_resume = x'' WHERE name = ?", (table.name,))
 
 
 def _drop_rows(
@@ -144,8 +144,8 @@ def _is_in(
 
 def _empty(tx: Tx, table: DeviceTable) -> None:
     """Remove all rows of a table, which is pulled again."""
-    report_gone(tx, table.name)
-    with tx.writing(table.name, guards.MANY):
+    report_gone(tx, table)
+    with tx.writing(table, guards.MANY):
         tx.conn.execute(f"DELETE FROM {table.quoted}")
     tx.conn.execute("DELETE FROM _db_base WHERE tbl = ?", (table.name,))
     row_audiences.clear(tx.conn, table.name)

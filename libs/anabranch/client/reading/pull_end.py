@@ -12,7 +12,7 @@ from anabranch.client.file.audience_sums import NO_ROWS
 from anabranch.client.file.device_file import Tx
 from anabranch.client.file.device_table import DeviceTable, quote
 from anabranch.client.overlay.pendings import Pendings
-from anabranch.client.overlay.rebase import change_of, overlaid, write_bases
+from anabranch.client.overlay.rebase import overlaid, tell, write_bases
 from anabranch.client.queue import settle
 from anabranch.client.reading import audience_checks, held, seen, sums
 from anabranch.client.reading.differences import count_base, differences
@@ -25,9 +25,9 @@ from anabranch.v1 import position_pb2, snapshot_pb2
 class NotWholeError(AnabranchError):
     """The rows that a pull brought do not have the sum that the server sent."""
 
-    def __init__(self, table: str, count: int) -> None:
-        super().__init__(f"the pull of {table} did not bring its {count} rows, or is older than the cursor")
-        self.table = table
+    def __init__(self, table: DeviceTable, count: int) -> None:
+        super().__init__(f"the pull of {table.sql_name} did not bring its {count} rows, or is older than the cursor")
+        self.table = table.name
 
 
 def finish(tx: Tx, pendings: Pendings, names: Sequence[str], whole: bool, confirmed: state.Seen) -> None:
@@ -52,9 +52,9 @@ def finish(tx: Tx, pendings: Pendings, names: Sequence[str], whole: bool, confir
             (name,),
         ).fetchone()
         if not done:
-            raise CallFailed("ABORTED", "", f"the pull ended before {name} was complete", again=True)
+            raise CallFailed("ABORTED", "", f"the pull ended before {table.sql_name} was complete", again=True)
         if not whole and first < tx.state.cursor_ms:
-            raise NotWholeError(name, count)
+            raise NotWholeError(table, count)
         if newest is None or last > newest.server_timestamp_ms:
             newest = position_pb2.Position(epoch=epoch, server_timestamp_ms=last, token=token)
         if staged is not None:
@@ -67,7 +67,7 @@ def finish(tx: Tx, pendings: Pendings, names: Sequence[str], whole: bool, confir
         elif not summed or len(digest) != 16:
             count, digest = sums.of_rows(tx.conn, table)
         elif count != count_base(tx, table):
-            raise NotWholeError(name, count)
+            raise NotWholeError(table, count)
         tx.conn.execute(
             """UPDATE _db_tables SET stage = 'live', reason = '', first_ms = ?, last_ms = ?, count = ?, hash = ?,
                verified = ?, disagrees = 0, pull_table = NULL, pull_done = 0, pull_first_ms = NULL,
@@ -116,12 +116,12 @@ def _sum_up_restricted(tx: Tx, table: DeviceTable, told: snapshot_pb2.PullRespon
     audience_sums.clear(tx.conn, table.name)
     rows, by_audience = row_audiences.counts(tx.conn, table.name)
     if rows != count_base(tx, table):
-        raise NotWholeError(table.name, rows)
+        raise NotWholeError(table, rows)
     theirs = {s.audience: (s.count, int.from_bytes(s.hash, "big")) for s in told.sums}
     if summed:
         for audience in told.audiences.values:
             if by_audience[audience] != theirs.get(audience, NO_ROWS)[0]:
-                raise NotWholeError(table.name, theirs.get(audience, NO_ROWS)[0])
+                raise NotWholeError(table, theirs.get(audience, NO_ROWS)[0])
         if rows == sum(count for count, _ in theirs.values()):
             # Each row is of one audience: no row need be read to sum them up.
             audience_sums.keep(tx.conn, table.name, {one: theirs.get(one, NO_ROWS) for one in complete})
@@ -165,9 +165,9 @@ def _replace(tx: Tx, pendings: Pendings, table: DeviceTable, staged: str, first_
     pending = _pending_keys(tx, pendings, table.name)
     before = table.read_by_text(conn, pending)
     if tx.wants_rows:
-        tx.events += differences(tx, table, staged, set(pending))
+        differences(tx, table, staged, set(pending))
     pulled = table.read_by_text(conn, pending, staged)
-    with tx.writing(table.name, guards.MANY):
+    with tx.writing(table, guards.MANY):
         conn.execute(f"DELETE FROM {table.quoted}")
         conn.execute(
             f"INSERT INTO {table.quoted} ({table.columns_sql}) SELECT {table.columns_sql} FROM {quote(staged)}"
@@ -189,9 +189,9 @@ def _replace(tx: Tx, pendings: Pendings, table: DeviceTable, staged: str, first_
         else:
             writes.append(stored)
         old = before.get(text)
-        if tx.wants_rows and not table.codec.same(old, stored):
-            tx.events.append(change_of(table, old, stored, "snapshot"))
-    with tx.writing(table.name, len(writes) + len(deletes)):
+        if not table.codec.same(old, stored):
+            tell(tx, table, old, stored, "snapshot")
+    with tx.writing(table, len(writes) + len(deletes)):
         conn.executemany(table.upsert_sql, writes)
         conn.executemany(table.delete_sql, deletes)
 

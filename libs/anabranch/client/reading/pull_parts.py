@@ -8,12 +8,12 @@ from collections.abc import Collection, Iterator
 
 from anabranch.client.errors import CallFailed
 from anabranch.client.file import row_audiences
-from anabranch.client.file.describe import drop_pull
 from anabranch.client.file.device_file import Tx
 from anabranch.client.file.device_table import DeviceTable, quote
-from anabranch.client.overlay.rebase import change_of
+from anabranch.client.overlay.rebase import tell
 from anabranch.client.queue import statements
 from anabranch.client.reading.arrow_rows import Chunk
+from anabranch.client.schema.make import drop_pull
 from anabranch.errors import AnabranchError
 from anabranch.v1 import position_pb2, snapshot_pb2
 
@@ -35,12 +35,12 @@ def prepare(tx: Tx, name: str) -> snapshot_pb2.RequiredTable | None:
         return None
     if first is not None and not resume:
         # A first chunk came without a resume token.
-        drop_pull(tx, name)
+        drop_pull(tx, tx.tables[name])
         staged = None
     if staged is None and (stage != "new" or statements.touches(tx.conn, name)):
         if stage == "new":
             # Rows may have come straight into the table before the queue was known to touch it.
-            drop_pull(tx, name)
+            drop_pull(tx, tx.tables[name])
             resume = b""
         staged = f"_db_pull_{ordinal}"
         tx.conn.execute(f"DROP TABLE IF EXISTS {quote(staged)}")
@@ -69,14 +69,15 @@ def put(tx: Tx, table: DeviceTable, response: snapshot_pb2.PullResponse, chunk: 
     if table.restricted or (tx.wants_rows and staged is None):
         rows = list(rows)
     if tx.wants_rows and staged is None:
-        tx.events += [change_of(table, None, row, "snapshot") for row in rows]
+        for row in rows:
+            tell(tx, table, None, row, "snapshot")
     if table.restricted:
         keys = [table.key_text(table.key_of(row)) for row in rows]
         row_audiences.put(tx.conn, staged or table.name, zip(keys, chunk.audiences, strict=True))
     if chunk.count and staged is not None:
         tx.conn.executemany(table.insert_into(staged), rows)
     elif chunk.count:
-        with tx.writing(table.name, chunk.count):
+        with tx.writing(table, chunk.count):
             tx.conn.executemany(table.insert_sql, rows)
     told = b""
     if table.restricted and response.done:

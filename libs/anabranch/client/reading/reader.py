@@ -17,7 +17,6 @@ from collections.abc import Callable
 from anabranch.client.errors import CallFailed, NotReady
 from anabranch.client.events import State
 from anabranch.client.file import choice, state
-from anabranch.client.file.describe import apply_description
 from anabranch.client.file.device_file import DeviceFile
 from anabranch.client.letters.dead_counts import DeadLetterCounts
 from anabranch.client.overlay.pendings import Pendings
@@ -30,6 +29,7 @@ from anabranch.client.reading.gains import Gains
 from anabranch.client.reading.repair import PullInstead, Repaired, repair
 from anabranch.client.remote import RemoteDb, Stream, applying
 from anabranch.client.renewals import Renewals
+from anabranch.client.schema.describe import apply_description
 from anabranch.client.server_clock import ServerClock
 from anabranch.v1 import change_pb2, position_pb2, snapshot_pb2
 
@@ -116,7 +116,8 @@ class Reader:
             self._patience.pop(name, None)
         except sqlite3.IntegrityError as error:
             self._patience[name] = time.monotonic() + _PATIENCE_S
-            self._file.listeners.publish(State("set_aside", f"SQLite refused a row: {error}", name))
+            told = self._file.tables().told(name)
+            self._file.listeners.publish(State("set_aside", f"SQLite refused a row: {error}", told))
 
     def _describe(self) -> None:
         current = self._file.current()
@@ -196,15 +197,16 @@ class Reader:
         return sums.has_undated(conn) or bool(sums.due(conn, self._now_ms()))
 
     def repair(self, name: str) -> Repaired:
-        """Mend the rows of a table; see ``client.reading.repair``. Raises CallFailed, NotReady, NotChosen and
-        sqlite3.Error."""
+        """Mend the rows of a table, by its identity; see ``client.reading.repair``. Raises CallFailed, NotReady,
+        NotChosen and sqlite3.Error."""
         with self._turn, owned(self._file, self._remote):
             self.prepare()
             row = self._file.reader().execute("SELECT stage FROM _db_tables WHERE name = ?", (name,)).fetchone()
+            told = self._file.tables().told(name)
             if row is None:
-                raise choice.not_there(self._file.current(), name)
+                raise choice.not_there(self._file.current(), told)
             if row != ("live",):
-                raise NotReady(f"{name} can't be compared: it has to be pulled first")
+                raise NotReady(f"{told} can't be compared: it has to be pulled first")
             try:
                 try:
                     return self._compare(name)

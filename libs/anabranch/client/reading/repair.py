@@ -148,7 +148,7 @@ def repair(
     with file.transaction() as tx:
         _exact(file, name, position)
         if tx.state.tables_version != version:
-            raise _changed(name)
+            raise _changed(table.sql_name)
         sums.keep(tx, name, *mine.of(WHOLE))
         settle.show(tx, Folded(patches={name: patches}), {}, pendings, "snapshot", {name: position})
         tx.conn.execute("UPDATE _db_tables SET verified = ? WHERE name = ?", (now_ms, name))
@@ -169,9 +169,9 @@ def _exact(file: DeviceFile, name: str, position: int) -> DeviceTable:
     )
     table = file.tables().get(name)
     if row.fetchone() is None or table is None or file.current().cursor_ms != position:
-        raise _changed(name)
+        raise _changed(file.tables().told(name))
     if table.restricted and held.owed(file.reader(), [table]):
-        raise _changed(name)
+        raise _changed(table.sql_name)
     return table
 
 
@@ -211,7 +211,7 @@ def _rows_there(table: DeviceTable, rows: Iterator[bytes]) -> dict[str, Row]:
     for data in rows:
         values = value_pb2.Row.FromString(data).values
         if len(values) != len(table.readers):
-            raise _changed(table.name)
+            raise _changed(table.sql_name)
         row = tuple(read(value) for read, value in zip(table.readers, values, strict=True))
         found[table.key_text(table.key_of(row))] = row
     return found

@@ -15,7 +15,6 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from anabranch.client.events import State
-from anabranch.client.file.describe import drop_pull
 from anabranch.client.file.device_file import DeviceFile, Tx
 from anabranch.client.file.sets import change_in
 from anabranch.client.overlay.pendings import Pendings
@@ -25,6 +24,7 @@ from anabranch.client.queue import settle, statements
 from anabranch.client.reading import seen
 from anabranch.client.reading.effects import Folded
 from anabranch.client.remote import RemoteDb
+from anabranch.client.schema.make import drop_pull
 from anabranch.merge.retention import LEAST_KEPT_DAYS
 from anabranch.v1 import change_pb2, errors_pb2, position_pb2, resolver_pb2, snapshot_pb2, verdict_pb2
 
@@ -93,8 +93,8 @@ def _take_back(tx: Tx, loss: _Loss, pendings: Pendings) -> None:
     tx.conn.execute("UPDATE _db_mutations_queue SET basis = ? WHERE basis > ?", (common_ms, common_ms))
     tx.conn.execute("UPDATE _db_confirmed SET basis = ? WHERE basis > ?", (common_ms, common_ms))
     tx.conn.execute("DELETE FROM _db_seen WHERE position > ?", (common_ms,))
-    for name in tx.tables:
-        drop_pull(tx, name)
+    for table in tx.tables.values():
+        drop_pull(tx, table)
     tx.set(
         snapshot_due=RECOVERING,
         greatest_epoch=common.epoch,

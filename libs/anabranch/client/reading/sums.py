@@ -58,11 +58,11 @@ def compare(tx: Tx, sums: Iterable[position_pb2.TableSum], position: int) -> Non
             since = 0 if agrees else max(position, 1)
             tx.conn.execute("UPDATE _db_tables SET disagrees = ? WHERE name = ?", (since, theirs.table))
             detail = f"{count} rows here, {theirs.count} there" if not agrees else ""
-            tx.events.append(State("sums_agree" if agrees else "sums_disagree", detail, theirs.table, position))
+            tx.events.append(State("sums_agree" if agrees else "sums_disagree", detail, table.sql_name, position))
 
 
 def disagreements(conn: sqlite3.Connection) -> dict[str, int]:
-    """The tables that are known to differ from the server's, with the position since which they do."""
+    """The tables that are known to differ from the server's, by identity, with the position since which they do."""
     return dict(conn.execute("SELECT name, disagrees FROM _db_tables WHERE disagrees ORDER BY name").fetchall())
 
 
@@ -93,7 +93,7 @@ def of_rows(conn: sqlite3.Connection, table: DeviceTable) -> tuple[int, bytes]:
 
 
 def kept(conn: sqlite3.Connection) -> dict[str, tuple[int, bytes]]:
-    """The kept sums of tables that have been pulled: count and hash."""
+    """The kept sums of tables that have been pulled, by identity: count and hash."""
     rows = conn.execute("SELECT name, count, hash FROM _db_tables WHERE stage != 'new'")
     return {name: (count, digest) for name, count, digest in rows}
 
@@ -212,7 +212,7 @@ def _verified(file: DeviceFile, name: str, drift: _Drift, why: str, now_ms: int)
             elif not before:
                 position = tx.state.cursor_ms
                 tx.conn.execute("UPDATE _db_tables SET disagrees = ? WHERE name = ?", (max(position, 1), name))
-                tx.events.append(State("sums_disagree", why, name, position))
+                tx.events.append(State("sums_disagree", why, tx.tables.told(name), position))
     file.listeners.deliver()
     return good
 

@@ -13,7 +13,7 @@ from anabranch.client.file import choice
 from anabranch.client.file.believed import believed
 from anabranch.client.file.device_file import Tx
 from anabranch.client.file.device_table import DeviceTable
-from anabranch.client.overlay.rebase import change_of, overlaid, write_bases
+from anabranch.client.overlay.rebase import overlaid, tell, write_bases
 from anabranch.client.queue import statements
 from anabranch.client.writes.ids import next_id
 from anabranch.client.writes.payload import RowPart, mutation_message
@@ -35,26 +35,33 @@ Ask = Callable[[Tx, str], DeviceTable | None]
 
 
 class WriteChecks:
-    """Checks an app's values for a table: gives cells by column name, or raises a ValueError that names table and
-    column. Where the refusal depends on the device's knowledge of the table, which may be old, it is a
-    SurelyRefusedError."""
+    """Checks an app's values for a table: takes them by the names of columns in SQL, gives cells by identity, or raises
+    a ValueError that names table and column. Where the refusal depends on the device's knowledge of the table, which
+    may be old, it is a SurelyRefusedError."""
 
     def __init__(self, table: DeviceTable) -> None:
         self._table = table
-        self.table_name = table.name
-        self._converters: dict[str, Converter] = {c.name: converter(c) for c in table.table.columns}
-        self._growing = {c.name: growth.measure for c in table.table.columns if (growth := growth_of(c)) is not None}
+        self._name = table.sql_name
+        self._converters: dict[str, Converter] = {name: converter(c) for name, c in table.writable.items()}
+        self._keys = tuple(table.told(name) for name in table.table.key_columns)
+        written = table.writable.values()
+        self._growing = {c.name: growth.measure for c in written if (growth := growth_of(c)) is not None}
+
+    @property
+    def table_name(self) -> str:
+        """The table's identity."""
+        return self._table.name
 
     def cell(self, column: str, value: Any) -> Cell:
-        """One value. Raises ValueError."""
+        """One value, of the column that has the name in SQL. Raises ValueError."""
         try:
             convert = self._converters[column]
         except KeyError:
-            raise ValueError(f"{self._table.name} has no column {column!r}") from None
-        sure = self._table.sure.get(column)
+            raise ValueError(f"{self._name} has no column {column!r}") from None
+        sure = self._table.sure.get(self._table.writable[column].name)
         if value is None:
             if sure is not None and sure.refuses_null:
-                raise SurelyRefusedError(f"{self._table.name}.{column}: takes no NULL")
+                raise SurelyRefusedError(f"{self._name}.{column}: takes no NULL")
             return None
         try:
             cell = convert(value)
@@ -62,46 +69,46 @@ class WriteChecks:
                 sure.judge(cell)
             return cell
         except SurelyRefusedError as error:
-            raise SurelyRefusedError(f"{self._table.name}.{column}: {error}") from None
+            raise SurelyRefusedError(f"{self._name}.{column}: {error}") from None
         except ValueError as error:
-            raise ValueError(f"{self._table.name}.{column}: {error}") from None
+            raise ValueError(f"{self._name}.{column}: {error}") from None
 
     def row(self, row: Mapping[str, Any]) -> Cells:
         """One row that names its key. Raises ValueError."""
         if not isinstance(row, Mapping):
-            raise ValueError(f"{self._table.name}: a row is a dict of columns, not {type(row).__name__}")
-        cells = {column: self.cell(column, value) for column, value in row.items()}
-        for name in self._table.table.key_columns:
-            if cells.get(name) is None:
-                raise ValueError(f"{self._table.name}.{name}: the row gives no value, and it belongs to the key")
-        for name in cells:
-            if self._table.table.by_name[name].generated:
-                raise ValueError(f"{self._table.name}.{name}: the server computes it, so it can't be written")
-        return cells
+            raise ValueError(f"{self._name}: a row is a dict of columns, not {type(row).__name__}")
+        given = {column: self.cell(column, value) for column, value in row.items()}
+        for name in self._keys:
+            if given.get(name) is None:
+                raise ValueError(f"{self._name}.{name}: the row gives no value, and it belongs to the key")
+        writable = self._table.writable
+        for name in given:
+            if writable[name].generated:
+                raise ValueError(f"{self._name}.{name}: the server computes it, so it can't be written")
+        return {writable[name].name: cell for name, cell in given.items()}
 
     def whole(self, row: Mapping[str, Any]) -> Cells:
         """One row to insert. Raises ValueError."""
         cells = self.row(row)
         for name, sure in self._table.sure.items():
             if sure.needed and name not in cells:
-                raise SurelyRefusedError(
-                    f"{self._table.name}.{name}: the row gives no value; it takes no NULL, and has no default"
-                )
+                told = f"{self._name}.{self._table.told(name)}"
+                raise SurelyRefusedError(f"{told}: the row gives no value; it takes no NULL, and has no default")
         return cells
 
     def key(self, key: Any) -> Cells:
         """One key: a value, a tuple in the key's order, or a dict of the key's columns. Raises ValueError."""
-        names = self._table.table.key_columns
+        names = self._keys
         if isinstance(key, Mapping):
             if set(key) != set(names):
-                raise ValueError(f"{self._table.name}: a key has exactly the columns {', '.join(names)}")
+                raise ValueError(f"{self._name}: a key has exactly the columns {', '.join(names)}")
             values = [key[n] for n in names]
         elif isinstance(key, tuple) or len(names) > 1:
             values = list(key) if isinstance(key, tuple | list) else [key]
         else:
             values = [key]
         if len(values) != len(names):
-            raise ValueError(f"{self._table.name}: a key has the columns {', '.join(names)}")
+            raise ValueError(f"{self._name}: a key has the columns {', '.join(names)}")
         return self.row(dict(zip(names, values, strict=True)))
 
     def growth(self, rows: Iterable[Cells], most: int) -> int:
@@ -113,7 +120,8 @@ class WriteChecks:
                 cell = row.get(name)
                 more = 0 if cell is None else measure(cell)
                 if more > most:
-                    raise ValueError(f"{self._table.name}.{name}: a value grows by at most {most} bytes, not {more}")
+                    told = f"{self._name}.{self._table.told(name)}"
+                    raise ValueError(f"{told}: a value grows by at most {most} bytes, not {more}")
                 grown += more
         return grown
 
@@ -133,10 +141,10 @@ class BatchBuilder:
         self.limits = snapshot_pb2.Limits.FromString(tx.state.limits)
 
     def _table(self, name: str) -> tuple[DeviceTable, WriteChecks]:
-        table = self.tx.tables.get(name)
+        table = self.tx.tables.named(name)
         if table is None:
             raise choice.not_there(self.tx.state, name)
-        row = self.tx.conn.execute("SELECT stage FROM _db_tables WHERE name = ?", (name,)).fetchone()
+        row = self.tx.conn.execute("SELECT stage FROM _db_tables WHERE name = ?", (table.name,)).fetchone()
         if row is None:
             raise FileDamaged(f"the description of the table {name} can't be found")
         if row[0] == "new":
@@ -155,10 +163,10 @@ class BatchBuilder:
             key = tuple(row[n] for n in names)
             text = table.key_text(key)
             if text in keys:
-                raise ValueError(f"{table.name}: the row {text} is named twice")
+                raise ValueError(f"{table.sql_name}: the row {text} is named twice")
             by_text[text], keys[text] = row, key
         if not keys:
-            raise ValueError(f"{table.name}: no rows were given")
+            raise ValueError(f"{table.sql_name}: no rows were given")
         return by_text, keys
 
     def _checked(
@@ -198,9 +206,9 @@ class BatchBuilder:
         if shown:
             raise RowExists(f"{name} has the row {min(shown)} already")
         given = {c for row in by_text.values() for c in row}
-        columns = [c for c in table.table.column_names if c in given]
+        columns = [c for c in table.identities if c in given]
         message = mutation_message(table, MutationType.INSERT, columns, list(by_text.values()), (), ())
-        self._fits(message)
+        self._fits(table, message)
         self._grown += checks.growth(by_text.values(), self.limits.max_value_bytes or limits.MAX_VALUE_BYTES)
         self._apply(table, MutationType.INSERT, by_text, keys, {}, columns)
         self._add(message, by_text)
@@ -215,13 +223,14 @@ class BatchBuilder:
                 raise ValueError(f"{name}: the update of the row {text} changes no column")
         shown = self._shown(table, keys)
         given = {c for row in by_text.values() for c in row}
-        columns = [c for c in table.table.column_names if c in given]
-        changed = [c for c in columns if c not in names]
+        columns = [c for c in table.identities if c in given]
         index = table.table.index
+        # What was in a column that is gone is not known.
+        changed = [c for c in columns if c not in names and c in index]
         with believed(_rows_of(name)):
             undo = [{c: shown[text][index[c]] for c in changed if c in row} for text, row in by_text.items()]
             message = mutation_message(table, MutationType.UPDATE, columns, list(by_text.values()), changed, undo)
-        self._fits(message)
+        self._fits(table, message)
         self._grown += checks.growth(by_text.values(), self.limits.max_value_bytes or limits.MAX_VALUE_BYTES)
         with believed(_rows_of(name)):
             self._apply(table, MutationType.UPDATE, by_text, keys, shown, changed)
@@ -241,7 +250,7 @@ class BatchBuilder:
             )
         self._add(message, by_text)
 
-    def _fits(self, message: batch_pb2.DbMutation) -> None:
+    def _fits(self, table: DeviceTable, message: batch_pb2.DbMutation) -> None:
         """Raise ValueError where a value is above the server's limit."""
         most = self.limits.max_value_bytes or limits.MAX_VALUE_BYTES
         if message.ByteSize() <= most:
@@ -250,15 +259,16 @@ class BatchBuilder:
             for column, value in zip(message.columns, row.values, strict=True):
                 size = value.ByteSize()
                 if size > most:
-                    raise ValueError(f"{message.table}.{column}: a value has at most {most} bytes as sent, not {size}")
+                    told = f"{table.sql_name}.{table.told(column)}"
+                    raise ValueError(f"{told}: a value has at most {most} bytes as sent, not {size}")
 
     def _shown(self, table: DeviceTable, keys: dict[str, tuple[Any, ...]]) -> dict[str, tuple[Cell, ...]]:
         found = table.read_by_text(self.tx.conn, keys)
         if len(found) < len(keys):
             lacking = next(text for text in keys if text not in found)
-            raise RowMissing(f"{table.name} has no row {lacking}")
+            raise RowMissing(f"{table.sql_name} has no row {lacking}")
         load = table.codec.load
-        with believed(_rows_of(table.name)):
+        with believed(_rows_of(table.sql_name)):
             return {text: load(row) for text, row in found.items()}
 
     def _apply(
@@ -284,20 +294,21 @@ class BatchBuilder:
                 new = None
             elif kind is MutationType.INSERT or old is None or policies:
                 values = row if kind is MutationType.INSERT else {c: v for c, v in row.items() if c not in names}
-                before = None if old is None else {c: old[index[c]] for c in values}
+                before = None if old is None else {c: old[index[c]] for c in values if c in index}
                 new = overlaid(table, old, [RowPart(table.name, text, keys[text], Pending(kind, values, before))])
             else:
                 cells = list(old)
                 for column, cell in row.items():
-                    cells[index[column]] = cell
+                    if column in index:
+                        cells[index[column]] = cell
                 new = tuple(cells)
             stored = None if new is None else store(new)
             if stored is not None:
                 written.append(stored)
             old_stored = None if old is None or not tx.wants_rows else store(old)
             if tx.wants_rows and not table.codec.same(old_stored, stored):
-                tx.events.append(change_of(table, old_stored, stored, _LOCAL))
-        with tx.writing(table.name, len(keys)):
+                tell(tx, table, old_stored, stored, _LOCAL)
+        with tx.writing(table, len(keys)):
             if kind is MutationType.DELETE:
                 tx.conn.executemany(table.delete_sql, list(keys.values()))
             else:

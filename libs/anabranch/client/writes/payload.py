@@ -24,8 +24,7 @@ _CACHED_ROWS = 50_000
 
 def rows_message(table: DeviceTable, columns: Sequence[str], rows: Sequence[Mapping[str, Cell]]) -> list[value_pb2.Row]:
     """``rows`` as messages, one Value for each of ``columns``; "not given" where a row lacks one."""
-    index = table.table.index
-    writers = [(c, table.writers[index[c]]) for c in columns]
+    writers = [(c, table.writer_of(c)) for c in columns]
     return [value_pb2.Row(values=[write(row[c]) if c in row else _NOT_GIVEN for c, write in writers]) for row in rows]
 
 
@@ -37,7 +36,7 @@ def mutation_message(
     undo_columns: Sequence[str],
     undo_rows: Sequence[Mapping[str, Cell]],
 ) -> batch_pb2.DbMutation:
-    """A mutation with its undo. ``rows`` hold cells by column name."""
+    """A mutation with its undo. ``rows`` hold cells by column; all names are identities."""
     undo = batch_pb2.Undo(columns=undo_columns, rows=rows_message(table, undo_columns, undo_rows))
     return batch_pb2.DbMutation(
         table=table.name,
@@ -50,7 +49,7 @@ def mutation_message(
 
 @dataclass(frozen=True, slots=True)
 class RowPart:
-    """A batch's change of one row. ``key`` is stored."""
+    """A batch's change of one row, by identities. ``key`` is stored."""
 
     table: str
     key_text: str

@@ -52,10 +52,13 @@ class SureOfColumn:
 
 
 def sure_of(message: snapshot_pb2.Table, columns: tuple[Column, ...]) -> dict[str, SureOfColumn]:
-    """The sure refusals of a table's columns, from Describe; a column without any is left out."""
+    """The sure refusals of the columns that an app writes, from Describe, by identity; a column without any is left
+    out."""
     sure: dict[str, SureOfColumn] = {}
-    for described, column in zip(message.columns, columns, strict=True):
-        if column.generated or column.policy != "lww":
+    of_message = {described.name: described for described in message.columns if not described.gone}
+    for column in columns:
+        described = of_message[column.name]
+        if column.generated or column.policy != "lww" or described.hidden:
             continue
         judge = None if described.base_type else _judge(column, tuple(described.enum_labels))
         # A NULL in a key is refused in any case.

@@ -26,9 +26,9 @@ def test_a_change_that_fails_leaves_the_choice_before(
     device.table("note").update({"id": "k1", "body": "mine"})
     done = getattr(choice, failing)
 
-    def fail(tx: Any, names: Any) -> None:
-        done(tx, names)
-        if failing == "forget_rows" or names == "log":
+    def fail(tx: Any, what: Any) -> None:
+        done(tx, what)
+        if failing == "forget_rows" or what.name == "log":
             raise sqlite3.OperationalError("database or disk is full")
 
     monkeypatch.setattr(choice, failing, fail)

@@ -179,7 +179,7 @@ def test_clear_keeps_the_choice(opened: Open, server: Server) -> None:
 
 def test_a_chosen_table_is_repaired_and_conflicts_of_others_are_not_shown(opened: Open, server: Server) -> None:
     device = opened(["todo"])
-    with device._file.transaction() as tx, tx.writing("todo", 1):
+    with device._file.transaction() as tx, tx.writing(tx.tables["todo"], 1):
         tx.conn.execute("UPDATE todo SET body = 'another' WHERE id = 'k1'")
     assert device.verify() == ("todo",)
     assert device.repair("todo").rows == 1
@@ -195,7 +195,7 @@ def test_a_chosen_table_is_repaired_and_conflicts_of_others_are_not_shown(opened
 
 def test_a_table_given_up_while_its_rows_are_read_is_left_out(opened: Open, server: Server) -> None:
     device = opened(["todo", "note"])
-    with device._file.transaction() as tx, tx.writing("note", 1):
+    with device._file.transaction() as tx, tx.writing(tx.tables["note"], 1):
         tx.conn.execute("UPDATE note SET body = 'another' WHERE id = 'k1'")
     asked: list[None] = []
 
