@@ -219,6 +219,7 @@ class SchemaChange(_message.Message):
     TABLES_FIELD_NUMBER: _builtins.int
     DROPPED_FIELD_NUMBER: _builtins.int
     PULLED_FIELD_NUMBER: _builtins.int
+    CREATED_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     """The schema version of the database from here on; 1 before the first change."""
     @_builtins.property
@@ -233,6 +234,12 @@ class SchemaChange(_message.Message):
     def pulled(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Identities, among those of tables, of the ones that can't go on: rows and sums are new, and have to be pulled."""
 
+    @_builtins.property
+    def created(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Identities, among those of tables, of the ones that came with it: all of their rows follow as effects of the same group.
+        A table that is not here and that a reader lacks was registered otherwise, and has to be pulled.
+        """
+
     def __init__(
         self,
         *,
@@ -240,10 +247,11 @@ class SchemaChange(_message.Message):
         tables: _abc.Iterable[Global___Table] | None = ...,
         dropped: _abc.Iterable[_builtins.str] | None = ...,
         pulled: _abc.Iterable[_builtins.str] | None = ...,
+        created: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dropped", b"dropped", "pulled", b"pulled", "tables", b"tables", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["created", b"created", "dropped", b"dropped", "pulled", b"pulled", "tables", b"tables", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
