@@ -196,7 +196,8 @@ def group() -> change_pb2.LoggedGroup:
 
 
 def schema_change() -> snapshot_pb2.SchemaChange:
-    """A table that was renamed, one of whose columns was, and which has got another; one that went, one pulled anew."""
+    """A table that was renamed, one of whose columns was, and which has got another; one that came, one that went, one
+    pulled anew."""
     columns = [
         snapshot_pb2.Column(name="id", kind=value_pb2.COLUMN_KIND_STRING, postgres_type="text", not_null=True),
         snapshot_pb2.Column(name="n", kind=value_pb2.COLUMN_KIND_INT64, postgres_type="bigint", sql_name="m"),
@@ -205,7 +206,10 @@ def schema_change() -> snapshot_pb2.SchemaChange:
     todo = snapshot_pb2.Table(
         name="todo", columns=columns, key_columns=["id"], sql_name="task", changed_position=1764300000123
     )
-    return snapshot_pb2.SchemaChange(version=2, tables=[todo], dropped=["job"], pulled=["visit"])
+    note = snapshot_pb2.Table(name="note", columns=columns[:1], key_columns=["id"], changed_position=1764300000123)
+    return snapshot_pb2.SchemaChange(
+        version=2, tables=[todo, note], dropped=["job"], pulled=["visit"], created=["note"]
+    )
 
 
 def rejected() -> verdict_pb2.Verdict:
