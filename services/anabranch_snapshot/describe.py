@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from anabranch import limits
 from anabranch.store.catalog.databases import Database
 from anabranch.store.catalog.sure import Sure
 from anabranch.store.log.reader import Sums
+from anabranch.store.log.schema_versions import SchemaVersion
 from anabranch.v1 import snapshot_pb2
-from anabranch.values import Column
+from anabranch.values import Table
+from anabranch.wire.tables import ColumnFacts, table_message
+from anabranch_snapshot.app_versions import describe_then, tables_then
 
 LIMITS = snapshot_pb2.Limits(
     max_batch_bytes=limits.MAX_BATCH_BYTES,
@@ -21,14 +24,19 @@ LIMITS = snapshot_pb2.Limits(
     max_key_bytes=limits.MAX_KEY_BYTES,
 )
 
-_NOTHING = Sure(False, "", ())
 
+def describe(
+    database: Database, sums: Sums, sure: Mapping[tuple[str, str], Sure], since: Sequence[SchemaVersion] = ()
+) -> snapshot_pb2.DescribeResponse:
+    """Describe the database, without the server's state, as an app knows it that was built before the changes
+    ``since``. ``sums`` give the numbers of rows, but for restricted tables; ``sure`` the values that Postgres refuses
+    today, by names in SQL.
 
-def describe(database: Database, sums: Sums, sure: Mapping[tuple[str, str], Sure]) -> snapshot_pb2.DescribeResponse:
-    """Describe the database, without the server's state. ``sums`` give the numbers of rows, but for restricted
-    tables; ``sure`` the values that Postgres refuses today."""
+    Raises:
+        OutdatedError: these changes can't be told to such an app.
+    """
     policy = database.policy
-    return snapshot_pb2.DescribeResponse(
+    response = snapshot_pb2.DescribeResponse(
         tables=_tables(database, {row.table: row.count for row in sums.open_rows}, sure),
         policy=snapshot_pb2.DatabasePolicy(
             order=policy.order,
@@ -40,7 +48,11 @@ def describe(database: Database, sums: Sums, sure: Mapping[tuple[str, str], Sure
             on_rewind=policy.on_rewind,
         ),
         limits=LIMITS,
+        version=database.ddl_version,
     )
+    if since:
+        describe_then(response, tables_then(database.tables.values(), since))
+    return response
 
 
 def _tables(
@@ -48,28 +60,15 @@ def _tables(
 ) -> Iterator[snapshot_pb2.Table]:
     for name in database.table_order:
         table = database.tables[name]
-        yield snapshot_pb2.Table(
-            name=name,
-            columns=[_column(column, sure.get((name, column.name), _NOTHING)) for column in table.columns],
-            key_columns=table.key_columns,
-            estimated_rows=counts.get(name, 0),
-            every_device_sees_every_row=database.table_policies[name].every_device_sees_every_row,
-            restricted=name in database.restricted,
+        message = table_message(
+            table, _facts(table, sure), changed_position=database.changed_positions.get(name, 0), policies=True
         )
+        message.estimated_rows = counts.get(name, 0)
+        message.every_device_sees_every_row = database.table_policies[name].every_device_sees_every_row
+        message.restricted = name in database.restricted
+        yield message
 
 
-def _column(column: Column, sure: Sure) -> snapshot_pb2.Column:
-    return snapshot_pb2.Column(
-        name=column.name,
-        kind=column.kind.value,  # type: ignore[arg-type]
-        element_kind=None if column.element_kind is None else column.element_kind.value,  # type: ignore[arg-type]
-        postgres_type=column.postgres_type,
-        not_null=column.not_null,
-        generated=column.generated,
-        has_default=column.has_default,
-        policy=column.policy,
-        base_type=sure.base_type,
-        enum_labels=sure.labels,
-        # Registered so, and still so.
-        refuses_null=sure.refuses_null and column.not_null and not column.generated,
-    )
+def _facts(table: Table, sure: Mapping[tuple[str, str], Sure]) -> Mapping[str, ColumnFacts]:
+    found = {column.name: sure.get((table.sql_name, column.sql_name)) for column in table.columns}
+    return {name: ColumnFacts(one.base_type, one.labels, one.refuses_null) for name, one in found.items() if one}

@@ -15,9 +15,12 @@ from anabranch.store.audiences.viewing import is_scoped
 from anabranch.store.catalog.databases import Database
 from anabranch.store.catalog.sure import sure_refusals
 from anabranch.store.log.reader import NO_LIMIT, Sums
+from anabranch.store.log.schema_versions import SchemaVersion, schema_versions
 from anabranch.store.session.steps import arun
 from anabranch.v1 import errors_pb2, position_pb2, snapshot_pb2
+from anabranch_snapshot.app_versions import OutdatedError, outdated, require_version
 from anabranch_snapshot.describe import describe
+from anabranch_snapshot.log import ChangedError
 from anabranch_snapshot.moments import Moment, Past, require, seen_by
 from anabranch_snapshot.pulls.compare import compare
 from anabranch_snapshot.pulls.pull import Wanted, pull
@@ -40,17 +43,31 @@ class SnapshotServicer:
     async def describe(self, request: snapshot_pb2.DescribeRequest, context: Context) -> snapshot_pb2.DescribeResponse:
         """``SnapshotService.Describe``."""
         async with self._snapshot.log.admitted():
-            return await self._describe(request)
+            try:
+                return await self._describe(request)
+            except ChangedError:
+                # Between two statements; the present ones are there by now.
+                return await self._describe(request)
 
     async def _describe(self, request: snapshot_pb2.DescribeRequest) -> snapshot_pb2.DescribeResponse:
         snapshot = self._snapshot
         database = await self._fresh(request.db_name, request.node_state)
+        require_version(request.app_version, database.ddl_version)
         sums = await snapshot.log.sums(database)
+        if sums.schema_version != database.schema_version:
+            # The node would take the tables for those of the later version.
+            raise snapshot.log.changed(database)
         # Once more: the server may have been restored since, and what is settled would stand for another history.
         await snapshot.log.check_seen(database, request.node_state.greatest_seen)
+        since: Sequence[SchemaVersion] = ()
         async with snapshot.pool.connection() as conn:
-            sure = await arun(conn, sure_refusals(database.schema_name, database.tables))
-        response = describe(database, sums, sure)
+            sure = await arun(conn, sure_refusals(database.schema_name, database.by_sql_name))
+            if request.app_version not in (0, database.ddl_version):
+                since = await arun(conn, schema_versions(database.id, request.app_version, database.ddl_version))
+        try:
+            response = describe(database, sums, sure, since)
+        except OutdatedError as error:
+            raise outdated(error, request.app_version) from None
         response.state.CopyFrom(snapshot.log.state(database, sums.head, sums.chain, sums.floor, sums.schema_version))
         return response
 

@@ -65,11 +65,12 @@ class IngestRig(ServiceRig):
 
 @dataclass
 class FailedCallError(AnabranchError):
-    """A call failed: its code and the reason in its one ErrorInfo."""
+    """A call failed: its code, and the reason and the metadata in its one ErrorInfo."""
 
     code: grpc.StatusCode
     reason: str
     details: str
+    metadata: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -180,7 +181,9 @@ def failed(error: grpc.RpcError) -> FailedCallError:
     """The code and the reason of a failed call, as an error."""
     info = error_info(error)
     code, details = error.code(), error.details()
-    return FailedCallError(code, info.reason if info is not None else "", str(details))
+    if info is None:
+        return FailedCallError(code, "", str(details))
+    return FailedCallError(code, info.reason, str(details), dict(info.metadata))
 
 
 def batch_id(payload: bytes) -> str:

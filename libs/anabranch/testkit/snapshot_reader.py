@@ -112,9 +112,9 @@ class Reader:
         request = change_pb2.SubscribeRequest(db_name=self.db_name, node_state=self._state, after=after)
         return change_pb2_grpc.ChangeServiceStub(self.channel).Subscribe(request, metadata=self.credentials)
 
-    def describe(self) -> snapshot_pb2.DescribeResponse:
+    def describe(self, app_version: int = 0) -> snapshot_pb2.DescribeResponse:
         """``Describe``. Raises FailedCallError."""
-        request = snapshot_pb2.DescribeRequest(db_name=self.db_name, node_state=self._state)
+        request = snapshot_pb2.DescribeRequest(db_name=self.db_name, node_state=self._state, app_version=app_version)
         try:
             answer: snapshot_pb2.DescribeResponse = snapshot_pb2_grpc.SnapshotServiceStub(self.channel).Describe(
                 request, timeout=TIMEOUT_S, metadata=self.credentials

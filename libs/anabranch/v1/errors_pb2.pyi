@@ -135,7 +135,7 @@ class _ReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Reason.ValueTy
     """
     REASON_APP_OUTDATED: _Reason.ValueType  # 55
     """The node's app was built for a schema version that can't be told any more. Update the app; what is queued stays. The
-    metadata of ErrorInfo has the version that it needs at least.
+    metadata of ErrorInfo has, as needed_version, the version that it has to be built for at least.
     """
 
 class Reason(_Reason, metaclass=_ReasonEnumTypeWrapper):
@@ -258,6 +258,6 @@ have, lower the basis of what is queued to it, and take a new snapshot; unsent w
 """
 REASON_APP_OUTDATED: Reason.ValueType  # 55
 """The node's app was built for a schema version that can't be told any more. Update the app; what is queued stays. The
-metadata of ErrorInfo has the version that it needs at least.
+metadata of ErrorInfo has, as needed_version, the version that it has to be built for at least.
 """
 Global___Reason: _TypeAlias = Reason  # noqa: Y015

@@ -103,12 +103,12 @@ class Column(_message.Message):
     has_default an insert that leaves the column out is so, too.
     """
     sql_name: _builtins.str
-    """Its name in Postgres where that is not its identity; else empty."""
+    """Its name in Postgres where that is not its identity; else empty. Asked with app_version: its name then."""
     hidden: _builtins.bool
     """Asked with app_version: the column was added later."""
     gone: _builtins.bool
     """Asked with app_version: the column was there then and is not any more; every row has NULL in it, and a value that is
-    written to it is kept as one that lost.
+    written to it is kept as one that lost. Such columns come last, and no message with rows has them.
     """
     @_builtins.property
     def enum_labels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -171,7 +171,9 @@ class Table(_message.Message):
     restricted: _builtins.bool
     """Whether it has an audience expression: a node gets the rows of its audiences only, and no estimate."""
     sql_name: _builtins.str
-    """Its name in Postgres, without the schema, where that is not its identity; else empty."""
+    """Its name in Postgres, without the schema, where that is not its identity; else empty. Asked with app_version: its name
+    then.
+    """
     changed_position: _builtins.int
     """The position of the schema change that made it what it is; 0 for a table that is as it was registered."""
     hidden: _builtins.bool
@@ -361,7 +363,7 @@ class DescribeResponse(_message.Message):
     STATE_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     version: _builtins.int
-    """The schema version of the tables; 1 before the first schema change."""
+    """The schema version of the database today, whatever app_version was asked for; 1 before the first schema change."""
     @_builtins.property
     def tables(self) -> _containers.RepeatedCompositeFieldContainer[Global___Table]:
         """Its synced tables, in an order in which foreign keys point backwards where they can."""
