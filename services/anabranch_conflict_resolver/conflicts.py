@@ -9,7 +9,7 @@ from typing import Any
 
 from anabranch.runtime.errors import CallError
 from anabranch.store.catalog.databases import Database
-from anabranch.store.log.conflicts import ConflictPlace, Listed, Lost, WantedConflicts, named
+from anabranch.store.log.conflicts import ConflictPlace, Listed, Lost, WantedConflicts, identified, of_one_key
 from anabranch.store.log.seal import open_content, seal_content
 from anabranch.v1 import batch_pb2, change_pb2, errors_pb2, resolver_pb2
 from anabranch.values import Table, key_cells, key_text
@@ -37,11 +37,11 @@ def read_request(
     chosen = tables
     key = None
     if request.table:
-        chosen = [table for table in tables if table.name == request.table]
+        chosen = identified(tables, request.table)
         if not chosen:
             raise CallError(errors_pb2.REASON_UNKNOWN_TABLE, f'there is no synced table "{request.table[:80]}"')
         if request.key:
-            key, chosen = _key(chosen[0], request), named(chosen, request.table)
+            key, chosen = _key(chosen[0], request), of_one_key(chosen)
     elif request.key:
         raise _invalid("key needs table")
     wanted = WantedConflicts(

@@ -17,7 +17,15 @@ from anabranch.cli.lines import listing, show
 from anabranch.cli.printable import say_json
 from anabranch.store.catalog.databases import load_database
 from anabranch.store.catalog.former_tables import all_former
-from anabranch.store.log.conflicts import Lost, WantedConflicts, listed_tables, named, page
+from anabranch.store.log.conflicts import (
+    Lost,
+    WantedConflicts,
+    called,
+    column_called,
+    listed_tables,
+    of_one_key,
+    page,
+)
 from anabranch.store.session.engine import Session
 from anabranch.v1 import value_pb2
 from anabranch.values import Table, key_cells, key_text
@@ -55,12 +63,12 @@ def list_(
     with catalog_session(postgres_url, data_dir, "conflicts") as conn:
         found = load_database(conn, database)
         every = listed_tables(found, all_former(conn, found.id))
-        tables = [one for one in every if table in (None, one.name)]
+        tables = every if table is None else called(every, table)
         if table is not None and not tables:
             raise refuse("UNKNOWN_TABLE", f'there is no synced table "{table}"')
         text = None
         if table is not None and key is not None:
-            text, tables = _key_text(tables[0], key), named(tables, table)
+            text, tables = _key_text(tables[0], key), of_one_key(tables)
         wanted = WantedConflicts(found.id, [t.id for t in tables], text, node or "", _ms(since) or 0, _ms(until))
         rows = _rows(conn, {one.id: one for one in every}, wanted, most)
         if as_json:
@@ -80,7 +88,7 @@ def _key_text(table: Table, key: str) -> str:
     except ValueError:
         parts = None
     if not isinstance(parts, list) or len(parts) != width:
-        raise refuse("INVALID_REQUEST", f"the key of {table.name} is given as a JSON array of its {width} values")
+        raise refuse("INVALID_REQUEST", f"the key of {table.sql_name} is given as a JSON array of its {width} values")
     return key_text(parts)
 
 
@@ -109,9 +117,9 @@ def _rows(conn: Session, tables: Mapping[int, Table], wanted: WantedConflicts, m
 def _row(table: Table, lost: Lost, value: bytes) -> dict[str, Any]:
     return {
         "position": lost.position,
-        "table": table.name,
+        "table": table.sql_name,
         "key": list(key_cells(table, lost.key)),
-        "column": lost.column,
+        "column": column_called(table, lost.column),
         "losing_value": plain_value(value_pb2.Value.FromString(value)),
         "losing_batch_id": lost.losing_batch,
         "losing_node": {"id": lost.losing_node, "name": lost.losing_node_name},

@@ -30,20 +30,21 @@ _EXPRESSIONS = {
 
 
 def _expression(column: Column) -> str:
-    return _EXPRESSIONS.get(column.kind, "{0}").format(quote(column.name))
+    return _EXPRESSIONS.get(column.kind, "{0}").format(quote(column.sql_name))
 
 
 def _order(table: Table) -> str:
     text = 'collate "C"'
     return ", ".join(
-        f"{quote(key)} {text if table.by_name[key].kind is Kind.STRING else ''}" for key in table.key_columns
+        f"{quote(key)} {text if table.by_sql_name[key].kind is Kind.STRING else ''}"
+        for key in table.in_sql(table.key_columns)
     )
 
 
 def _server_rows(conn: Session, schema: str, table: Table, airport: str | None) -> Iterator[_Row]:
     columns = ", ".join(_expression(column) for column in table.columns)
     which = "" if airport is None else "where origin = %s"
-    query = f"select {columns} from {quote(schema)}.{quote(table.name)} {which} order by {_order(table)}"
+    query = f"select {columns} from {quote(schema)}.{quote(table.sql_name)} {which} order by {_order(table)}"
     with conn.transaction(), conn.cursor(name="demo_compare", binary=True) as cursor:
         cursor.itersize = 20_000
         cursor.execute(query.encode(), None if airport is None else (airport,))
@@ -67,12 +68,12 @@ def _pairs(
 def differing_rows(conn: Session, schema: str, table: Table, file: Path, airport: str | None = None) -> tuple[int, int]:
     """The number of rows compared, and of those that differ or exist on one side only. ``airport``: the file should
     have the rows of this ``origin``; all rows of the table where it is left out."""
-    columns = ", ".join(quote(column.name) for column in table.columns)
-    keys = ", ".join(quote(key) for key in table.key_columns)
+    columns = ", ".join(quote(column.sql_name) for column in table.columns)
+    keys = ", ".join(quote(key) for key in table.in_sql(table.key_columns))
     index = table.key_index
     compared = differing = 0
     with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as device:
-        here = device.execute(f"select {columns} from {quote(table.name)} order by {keys}")
+        here = device.execute(f"select {columns} from {quote(table.sql_name)} order by {keys}")
         there = _server_rows(conn, schema, table, airport)
         for ours, theirs in _pairs(here, there, lambda row: tuple(row[i] for i in index)):
             compared += 1

@@ -37,8 +37,8 @@ _ARRAYS_AS_TEXT = frozenset({Kind.STRING, Kind.INT64, Kind.DECIMAL, Kind.UUID})
 
 def _expression(column: Column) -> str:
     if column.kind is Kind.ARRAY and column.element_kind not in _ARRAYS_AS_TEXT:
-        raise ValueError(f"arrays like that of {column.name} can't be compared here")
-    return _EXPRESSIONS.get(column.kind, "{0}::text").format(quote(column.name))
+        raise ValueError(f"arrays like that of {column.sql_name} can't be compared here")
+    return _EXPRESSIONS.get(column.kind, "{0}::text").format(quote(column.sql_name))
 
 
 def _texts(value: Any) -> Any:
@@ -69,21 +69,21 @@ def _keyed(table: Table, rows: list[tuple[Any, ...]]) -> dict[tuple[Any, ...], t
 def server_rows(conn: Session, schema: str, table: Table) -> dict[tuple[Any, ...], tuple[Any, ...]]:
     """All rows by key, in the comparable form."""
     columns = ", ".join(_expression(column) for column in table.columns)
-    cursor = conn.execute(f"select {columns} from {quote(schema)}.{quote(table.name)}".encode())
+    cursor = conn.execute(f"select {columns} from {quote(schema)}.{quote(table.sql_name)}".encode())
     return _keyed(table, cursor.fetchall())
 
 
 def device_rows(conn: sqlite3.Connection, table: Table) -> dict[tuple[Any, ...], tuple[Any, ...]]:
     """All shown rows by key, in the comparable form."""
-    columns = ", ".join(quote(column.name) for column in table.columns)
-    return _keyed(table, conn.execute(f"SELECT {columns} FROM {quote(table.name)}").fetchall())
+    columns = ", ".join(quote(column.sql_name) for column in table.columns)
+    return _keyed(table, conn.execute(f"SELECT {columns} FROM {quote(table.sql_name)}").fetchall())
 
 
 def differences(conn: Session, schema: str, table: Table, device: sqlite3.Connection) -> list[str]:
     """The first differences between the rows of a table here and there, in words; none where they are equal."""
     there, here = server_rows(conn, schema, table), device_rows(device, table)
     told = [
-        f"{table.name} {key}: server {there.get(key)}, device {here.get(key)}"
+        f"{table.sql_name} {key}: server {there.get(key)}, device {here.get(key)}"
         for key in sorted(there.keys() | here.keys(), key=repr)
         if there.get(key) != here.get(key)
     ]

@@ -69,8 +69,9 @@ def read_rows(conn: Session, database: Database) -> Rows:
     arrays of them."""
     found: Rows = {}
     for table in database.tables.values():
-        columns = ", ".join(quote(name) for name in table.column_names)
-        for row in conn.execute(f"select {columns} from {quote(database.schema_name)}.{quote(table.name)}".encode()):
+        columns = ", ".join(quote(column.sql_name) for column in table.columns)
+        relation = f"{quote(database.schema_name)}.{quote(table.sql_name)}"
+        for row in conn.execute(f"select {columns} from {relation}".encode()):
             cells = {c: tuple(v) if isinstance(v, list) else v for c, v in zip(table.column_names, row, strict=True)}
             found[table.name, key_text([cells[name] for name in table.key_columns])] = cells
     return found

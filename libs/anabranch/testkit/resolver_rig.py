@@ -17,6 +17,7 @@ from ulid import ULID
 from anabranch.store.audiences.set_rules import set_audience_rules
 from anabranch.store.catalog import databases, registration
 from anabranch.store.catalog.sums import scan_rows, scan_sum
+from anabranch.store.cells.binary_cells import quote
 from anabranch.store.session.channels import INBOX_CHANNEL
 from anabranch.store.session.engine import Session, connect
 from anabranch.testkit.waiting import until
@@ -37,7 +38,6 @@ insert into anabranch.inbox (database_id, batch_id, node_id, principal, basis, p
                              claims)
 values (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)
 """
-_KEY_TEXT = '"{}"::text'
 _NODE = """
 insert into anabranch.nodes (database_id, node_id, name, principal, epoch, token, last_seen_ms)
 values (%s, %s, %s, %s, '', '', 0)
@@ -225,10 +225,10 @@ class ResolverRig:
 
     def _by_audience(self, table: Table) -> dict[str, tuple[int, int]]:
         """Count and hash of the rows of each audience, as Postgres evaluates the expression now."""
-        keys = ", ".join(map(_KEY_TEXT.format, table.key_columns))
+        keys = ", ".join(f"{quote(name)}::text" for name in table.in_sql(table.key_columns))
         [listed] = self.sql(
             f"select coalesce(json_agg(json_build_array(json_build_array({keys}), "
-            f"{self.database.restricted[table.name].as_list})), '[]') from {self.name}.\"{table.name}\""
+            f"{self.database.restricted[table.name].as_list})), '[]') from {self.name}.{quote(table.sql_name)}"
         )
         audiences = {tuple(key): found for key, found in listed[0]}
         encoder = RowEncoder(table)

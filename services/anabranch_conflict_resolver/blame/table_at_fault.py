@@ -35,10 +35,11 @@ TRIAL_MS = 60_000
 
 @dataclass(frozen=True, slots=True)
 class AtFault:
-    """A table, and the reason why its changes can't be drained."""
+    """A table, and the reason why its changes can't be drained. ``called``: its name in SQL."""
 
     table: str
     why: str
+    called: str
 
 
 def table_at_fault(conn: Session, cache: Cache, database_id: int, now_ms: int, clock_offset_ms: int) -> AtFault | None:
@@ -54,14 +55,14 @@ def table_at_fault(conn: Session, cache: Cache, database_id: int, now_ms: int, c
         if why is None:
             return None
         if why:
-            return AtFault(name, why)
+            return AtFault(name, why, trials.called(name))
     together = trials.fails(tables) if len(tables) > 1 else ""
     for name in sorted(tables) if together else ():
         without = trials.fails(tables - {name})
         if without is None:
             return None
         if not without:
-            return AtFault(name, str(together))
+            return AtFault(name, str(together), trials.called(name))
     return None
 
 
@@ -88,6 +89,11 @@ class _Trials:
             return names - synced.unreadable
         finally:
             self._end()
+
+    def called(self, name: str) -> str:
+        """The name in SQL of a table that was tried."""
+        assert self.cache.synced is not None
+        return self.cache.synced.tables[name].table.sql_name
 
     def fails(self, only: Set[str]) -> str | None:
         """Return why the changes of some tables can't be drained without the others; "" where they can, None where

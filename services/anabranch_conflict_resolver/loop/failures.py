@@ -143,7 +143,7 @@ class Failures:
             return
         cache.trouble.failures = cache.trouble.allowed_ms = 0
         text = "a table's captured changes could not be drained and are dropped: it has to be removed and added anew"
-        _log.error(text, database=name, table=found.table, detail=found.why)
+        _log.error(text, database=name, table=found.called, detail=found.why)
 
     def _put_aside(self, number: int, batch_id: str, name: str, found: Suspicion) -> None:
         """Have the batch rest, so that the others go on, and count the failure where it counts."""

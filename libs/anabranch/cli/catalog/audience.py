@@ -15,7 +15,6 @@ from anabranch.cli.installation import DataDir, PostgresUrl
 from anabranch.cli.printable import say, say_json
 from anabranch.clock import clock_from_environment
 from anabranch.store.audiences.principals import current, evaluate
-from anabranch.store.audiences.rules import Membership
 from anabranch.store.audiences.set_expression import set_audience
 from anabranch.store.audiences.set_rules import given_rules, set_audience_rules
 from anabranch.store.catalog.databases import Database, load_database
@@ -43,9 +42,10 @@ def table(
             added = set_audience(conn, database, name, expression, now_ms=clock_from_environment().now_ms())
             say(f'table "{name}" is registered anew: {added.rows} rows')
         found = load_database(conn, database)
-    if name not in found.tables:
+    synced = found.find(name)
+    if synced is None:
         raise refuse("NOT_SYNCED", f'"{name}" is no synced table of "{database}"')
-    audience = found.restricted.get(name)
+    audience = found.restricted.get(synced.name)
     say(f"audience {audience.expression}" if audience is not None else "every device sees every row")
 
 
@@ -82,7 +82,7 @@ def database(
             say_json(_of_principal(conn, found, of, of_token), indent=2)
             return
     say_json(given_rules(found.audience_rules), indent=2, sort_keys=True)
-    for line in _tracing(found.audience_rules.memberships):
+    for line in _tracing(found):
         say(line, err=True)
 
 
@@ -99,11 +99,12 @@ def _read_object(text: str, what: str) -> dict[str, Any]:
     return found
 
 
-def _tracing(memberships: tuple[Membership, ...]) -> Iterator[str]:
-    for one in memberships:
+def _tracing(found: Database) -> Iterator[str]:
+    called = {name: table.sql_name for name, table in found.tables.items()}
+    for one in found.audience_rules.memberships:
         yield f"membership query {one.query}"
-        traced = [name for name in one.tables if name in one.traced]
-        others = [name for name in one.tables if name not in one.traced]
+        traced = [called.get(name, name) for name in one.tables if name in one.traced]
+        others = [called.get(name, name) for name in one.tables if name not in one.traced]
         if traced:
             yield f"  traced, a changed row concerns the principals that it names: {', '.join(traced)}"
         if others:

@@ -126,11 +126,13 @@ def _show(console: Console, database: Database, differences: list[Drift]) -> Non
     show(console, columns([(fact, printable(str(value))) for fact, value in told.items()], console.width))
     tables = []
     for name in database.table_order:
-        table, rules = database.tables[name], database.table_policies[name].given()
+        table = database.tables[name]
+        rules = database.table_policies[name].in_sql(table).given()
         of_columns = rules.pop("columns", {})
         policies = ", ".join(f"{k}: {v}" for k, v in {**rules, **of_columns}.items())
-        tables.append((name, ", ".join(table.key_columns), str(len(table.columns)), policies))
+        tables.append((table.sql_name, ", ".join(table.in_sql(table.key_columns)), str(len(table.columns)), policies))
     show(console, listing(("table", "key", "columns", "policies"), tables, console.width))
-    said = [f"foreign keys point in a circle: {', '.join(cycle)}" for cycle in database.order.cycles]
-    said += [f'changed since it was added: "{one.table}": {one.text}' for one in differences]
+    cycles = [", ".join(database.tables[name].sql_name for name in cycle) for cycle in database.order.cycles]
+    said = [f"foreign keys point in a circle: {cycle}" for cycle in cycles]
+    said += [f'changed since it was added: "{one.called}": {one.text}' for one in differences]
     show(console, (line for text in said for line in paragraph(printable(text), console.width)))

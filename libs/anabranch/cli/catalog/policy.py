@@ -50,9 +50,10 @@ def table(
     installed = {point.name for point in entry_points(group=FUNCTION_GROUP)}
     with catalog_session(postgres_url, data_dir, "policy") as conn:
         found = set_table_policy(conn, database, name, given, installed) if given else load_database(conn, database)
-    if name not in found.table_policies:
+    synced = found.find(name)
+    if synced is None:
         raise refuse("NOT_SYNCED", f'"{name}" is no synced table of "{database}"')
-    _print(found.table_policies[name].given())
+    _print(found.table_policies[synced.name].in_sql(synced).given())
 
 
 def _print(policy: Mapping[str, Any]) -> None:

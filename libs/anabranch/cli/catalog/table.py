@@ -95,7 +95,7 @@ def add(
         now_ms = clock_from_environment().now_ms()
         added = add_tables(conn, database, names, given, audience=audience, now_ms=now_ms)
     for table in added:
-        say(f'table "{table.table.name}" is synced: {table.rows} rows')
+        say(f'table "{table.table.sql_name}" is synced: {table.rows} rows')
         for warning in table.warnings:
             say(f"warning: {warning}", err=True)
 
@@ -109,12 +109,13 @@ def remove(
 ) -> None:
     """Sync tables no longer: all that are named, or none. The tables themselves stay as they are."""
     with catalog_session(postgres_url, data_dir, "table") as conn, conn.transaction():
+        before = load_database(conn, database)
         for name in tables:
             remove_table(conn, database, name)
-        memberships = load_database(conn, database).audience_rules.memberships
     for name in tables:
         say(f'table "{name}" is no longer synced')
-        if any(name in one.tables for one in memberships):
+        table = before.find(name)
+        if table is not None and any(table.name in one.tables for one in before.audience_rules.memberships):
             text = "a membership query reads it: whose audiences it changes is not noticed until it is added again"
             say(f'warning: table "{name}": {text}', err=True)
 
@@ -133,7 +134,7 @@ def capture_(
     with catalog_session(postgres_url, data_dir, "table") as conn:
         if switch is Switch.ON:
             for added in restart_captures(conn, database, tables, now_ms=clock_from_environment().now_ms()):
-                say(f'direct writes to table "{added.table.name}" are captured: {added.rows} rows')
+                say(f'direct writes to table "{added.table.sql_name}" are captured: {added.rows} rows')
             return
         with conn.transaction():
             for name in tables:

@@ -21,12 +21,13 @@ def tables_lines(database: Database, tables: Tables, width: int) -> Iterator[Tex
     unsynced = {one.table: one for one in tables.unsynced}
     for name in database.table_order:
         table = database.tables[name]
-        key = ", ".join(map(printable, table.key_columns))
-        state = ["NOT SYNCED"] if name in unsynced else []
-        style = "bold red" if name in unsynced else "bold"
-        yield from fitted([f"table {printable(name)}", f"key {key}", *state], width, style=style)
-        if name in unsynced:
-            yield from unsynced_lines(database.name, unsynced[name], width, 2)
+        key = ", ".join(map(printable, table.in_sql(table.key_columns)))
+        called = table.sql_name
+        state = ["NOT SYNCED"] if called in unsynced else []
+        style = "bold red" if called in unsynced else "bold"
+        yield from fitted([f"table {printable(called)}", f"key {key}", *state], width, style=style)
+        if called in unsynced:
+            yield from unsynced_lines(database.name, unsynced[called], width, 2)
         for note in tables.notes:
             if note.table == name:
                 yield from paragraph(printable(note.text), width, 2, style=YELLOW)
@@ -44,4 +45,4 @@ def _column(table: Table, column: Column) -> tuple[str, ...]:
     facts += [f"policy {column.policy}"] if column.policy != "lww" else []
     place = f"key {table.key_columns.index(column.name) + 1}" if column.name in table.key_columns else ""
     kind = f"as {column.kind.name}{element}"
-    return printable(column.name), column.postgres_type, kind, place, printable(", ".join(facts))
+    return printable(column.sql_name), column.postgres_type, kind, place, printable(", ".join(facts))

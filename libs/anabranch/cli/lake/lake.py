@@ -41,7 +41,9 @@ _AS_OF_HELP = (
 def _source(db: str, table: str, postgres_url: PostgresUrl, data_dir: DataDir) -> Iterator[tuple[Session, LakeSource]]:
     with catalog_session(postgres_url, data_dir, "lake") as conn:
         try:
-            yield conn, open_lake(conn, load_database(conn, db), table)
+            database = load_database(conn, db)
+            synced = database.find(table)
+            yield conn, open_lake(conn, database, table if synced is None else synced.name)
         except NotCompactedError as error:
             raise refuse("NOT_COMPACTED", str(error)) from error
         except LakeError as error:

@@ -105,7 +105,8 @@ class RowComparison:
             return f"{key}: only {names[1] if here is None else names[0]} has it"
         places = self.differing(here, dict(enumerate(there)))
         told = (
-            f"{self._table.columns[i].name} {_show(here[i])} {names[0]}, {_show(there[i])} {names[1]}" for i in places
+            f"{self._table.columns[i].sql_name} {_show(here[i])} {names[0]}, {_show(there[i])} {names[1]}"
+            for i in places
         )
         return f"{key}: " + "; ".join(told)
 

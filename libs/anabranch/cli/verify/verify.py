@@ -80,20 +80,21 @@ def verify(
     """
     with catalog_session(postgres_url, data_dir, "verify") as conn, _readable():
         database = load_database(conn, db)
-        if table is not None and table not in database.tables:
+        named = database.find(table) if table is not None else None
+        if table is not None and named is None:
             raise refuse("NOT_SYNCED", f'"{table}" is no synced table of "{db}"')
+        names = list(database.table_order) if named is None else [named.name]
         for one in cut_off(conn, db):
             say(f"warning: {in_words(db, one.table)}", err=True)
         if device is not None:
             if take:
                 raise refuse("INVALID_OPTIONS", "--adopt is for the server's tables: a device mends itself")
-            differs = _device(conn, database, device, table)
+            differs = _device(conn, database, device, None if named is None else named.sql_name)
         elif visibility:
             if take:
                 raise refuse("INVALID_OPTIONS", "--adopt is for the server's tables, not for what is seen of them")
-            differs = check_visibility(conn, database, [table] if table else database.table_order, visibility)
+            differs = check_visibility(conn, database, names, visibility)
         else:
-            names = [table] if table is not None else list(database.table_order)
             found = [name for name in names if not _table(conn, database, database.tables[name])]
             if take:
                 for name in found:
@@ -124,11 +125,11 @@ def _patiently(what: str) -> Iterator[None]:
 
 def _table(conn: Session, database: Database, table: Table) -> bool:
     """Whether a table is what the log says; print the differences."""
-    for _ in _patiently(f"too many changes of {table.name} wait to be drained"):
+    for _ in _patiently(f"too many changes of {table.sql_name} wait to be drained"):
         with moment(conn, database, table) as now:
             kept = next(((row.count, row.hash) for row in now.rows if row.table == table.name), None)
             if kept is None:
-                raise refuse("NOT_SYNCED", f'"{table.name}" has no sum: it has just been removed')
+                raise refuse("NOT_SYNCED", f'"{table.sql_name}" has no sum: it has just been removed')
             try:
                 stored = stored_sums(conn, database, table)
             except UndrainedError:
@@ -137,9 +138,9 @@ def _table(conn: Session, database: Database, table: Table) -> bool:
             if table.name in database.restricted:
                 others = differing_audiences(stored, kept_audience_sums(conn, table.id))
             if kept == (stored.count, sum_to_bytes(stored.total)) and not others:
-                say(f"{table.name}: {stored.count} rows are those of the log at {now.head}")
+                say(f"{table.sql_name}: {stored.count} rows are those of the log at {now.head}")
                 return True
-            say(f"{table.name}: DIFFERS from the log at {now.head}: {stored.count} rows, {kept[0]} logged")
+            say(f"{table.sql_name}: DIFFERS from the log at {now.head}: {stored.count} rows, {kept[0]} logged")
             _name_audiences(others)
             _name_rows(table, contradictions(conn, database, table, rows_before(conn, database, table)))
             return False
@@ -167,17 +168,17 @@ def _name_rows(table: Table, found: Iterator[Contradiction]) -> None:
 
 
 def _adopt(conn: Session, database: Database, table: Table) -> None:
-    for _ in _patiently(f"changes of {table.name} wait to be drained"):
+    for _ in _patiently(f"changes of {table.sql_name} wait to be drained"):
         with held(conn, database, table, LOCK_TIMEOUT_MS, STATEMENT_TIMEOUT_MS) as drained:
-            if gathering(conn, database.schema_name, table.name, database.id):
-                raise refuse("BUSY", f"{table.name} is being registered anew: try again after that")
+            if gathering(conn, database.schema_name, table.sql_name, database.id):
+                raise refuse("BUSY", f"{table.sql_name} is being registered anew: try again after that")
             if not drained:
                 continue
             found = list(itertools.islice(contradictions(conn, database, table, {}), MOST_ADOPTED + 1))
             if len(found) > MOST_ADOPTED:
-                raise refuse("TOO_MANY", f"more than {MOST_ADOPTED} rows of {table.name} differ: register it anew")
+                raise refuse("TOO_MANY", f"more than {MOST_ADOPTED} rows of {table.sql_name} differ: register it anew")
             adopt(conn, database, table, found)
-        say(f"{table.name}: adopted; {len(found)} rows go into the log")
+        say(f"{table.sql_name}: adopted; {len(found)} rows go into the log")
         return
 
 

@@ -34,12 +34,13 @@ def check_visibility(conn: Session, database: Database, tables: Sequence[str], p
             read = sorted(database.audience_rules.read.claimed(claims) | given)
             for table in tables:
                 hidden = first_hidden(conn, database, table, read, claims_text(name, claims))
+                called = database.tables[table].sql_name
                 if hidden is None:
-                    say(f"{table}: policies hide nothing from {name} that audiences show")
+                    say(f"{called}: policies hide nothing from {name} that audiences show")
                     continue
                 differs = True
                 key = ", ".join(hidden)
-                say(f"{table}: row {key} is SHOWN to {name} by its audiences, and a policy hides it")
+                say(f"{called}: row {key} is SHOWN to {name} by its audiences, and a policy hides it")
     return differs
 
 

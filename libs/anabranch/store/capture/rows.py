@@ -143,7 +143,7 @@ def _decode(conn: Connection, schema_name: str, table: Table, shape: _ImageShape
     if shape.locked or not all(shape.binary):
         with _stand_in(conn, shape) as row_type:
             return _rows(conn, table, row_type, _STAND_IN, images)
-    return _rows(conn, table, shape.row_type, f"{quote(schema_name)}.{quote(table.name)}", images)
+    return _rows(conn, table, shape.row_type, f"{quote(schema_name)}.{quote(table.sql_name)}", images)
 
 
 def _rows(conn: Connection, table: Table, row_type: int, type_name: str, images: Sequence[bytes]) -> list[Row]:
@@ -181,13 +181,13 @@ def _stand_in(conn: Connection, shape: _ImageShape) -> Iterator[int]:
 
 
 def _shape(conn: Connection, schema_name: str, table: Table) -> _ImageShape:
-    found = conn.execute(_SHAPE, (schema_name, table.name)).fetchone()
+    found = conn.execute(_SHAPE, (schema_name, table.sql_name)).fetchone()
     if found is None:
         raise UndecodableError(table.name, "the table is gone")
     shape = _ImageShape(*found)
     shape.oids[:] = [oid if has_binary else _TEXT for oid, has_binary in zip(shape.oids, shape.binary, strict=True)]
     for place, column in enumerate(table.columns):
-        if place >= len(shape.names) or shape.names[place] != column.name:
+        if place >= len(shape.names) or shape.names[place] != column.sql_name:
             raise UndecodableError(table.name, f'column "{column.name}" is gone')
     return shape
 

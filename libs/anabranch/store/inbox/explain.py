@@ -46,7 +46,8 @@ select b.principal, b.payload_sha256, b.verdict,
        n.principal, n.last_accepted, n.missing,
        w.principal, w.payload_sha256,
        coalesce(w.waits_for_batch, case when w.waits_for_key is not null then
-                    coalesce((select t.name from anabranch.synced_tables t where t.id = w.waits_for_table), 'a table')
+                    coalesce((select coalesce(t.sql_name, t.name) from anabranch.synced_tables t
+                              where t.id = w.waits_for_table), 'a table')
                     || ' ' || case when octet_length(w.waits_for_key) > 2600 then 'with a long key'
                               else w.waits_for_key end end, 'its turn')
 from (select) one

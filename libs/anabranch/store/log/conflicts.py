@@ -97,10 +97,29 @@ def listed_tables(database: Database, former: Iterable[Former]) -> list[Table]:
     return [*database.tables.values(), *(one.table for one in reversed(list(former)))]
 
 
-def named(tables: Iterable[Table], name: str) -> list[Table]:
-    """The tables of one name whose key columns are those of the newest one."""
-    found = [table for table in tables if table.name == name]
-    return [table for table in found if _key_columns(table) == _key_columns(found[0])]
+def called(tables: Sequence[Table], name: str) -> list[Table]:
+    """All registrations among the listed ``tables`` of the one that people mean by ``name``: the table that is called
+    so in SQL, or was last, else the one of that identity."""
+    found = next((table for table in tables if table.sql_name == name), None)
+    identity = name if found is None else found.name
+    return [table for table in tables if table.name == identity]
+
+
+def identified(tables: Sequence[Table], name: str) -> list[Table]:
+    """All registrations of the table of the identity ``name``; where there is none, of the one that is ``called`` so:
+    its writers may know no identities."""
+    return [table for table in tables if table.name == name] or called(tables, name)
+
+
+def of_one_key(tables: Sequence[Table]) -> list[Table]:
+    """The registrations whose key columns are those of the newest one, the first."""
+    return [table for table in tables if _key_columns(table) == _key_columns(tables[0])]
+
+
+def column_called(table: Table, identity: str) -> str:
+    """The name in SQL of a column of the table, its last one where the column is gone."""
+    known = table.by_name.get(identity) or next((f.column for f in table.former if f.column.name == identity), None)
+    return identity if known is None else known.sql_name
 
 
 def _key_columns(table: Table) -> list[tuple[str, Kind]]:
