@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from anabranch.scenario.node import Node
-from anabranch.scenario.setting import SetSpec, TableSpec
+from anabranch.scenario.setting import SetSpec
 from anabranch.scenario.world import World
 from anabranch.store.catalog.sums import sum_to_bytes
 from anabranch.store.cells.binary_cells import quote, read_expression, row_loader
@@ -53,8 +53,7 @@ where d.name = %s and s.row_count <> 0
 def expression_of(world: World, table: str) -> str | None:
     """The audience expression of a table, by its identity, with the names that its columns had at registration; None
     where everybody sees its rows."""
-    specs: dict[str, TableSpec] = {spec.name: spec for spec in world.scenario.tables}
-    return specs[table].audience if table in specs else None
+    return world.audience_of.get(table)
 
 
 def restricted_tables(world: World) -> dict[str, Table]:

@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from psycopg import DataError
-
 from anabranch.scenario.audiences import (
     Sum,
     audience_sums,
@@ -178,7 +176,7 @@ def _lost_spec(world: World, spec: ConflictSpec) -> dict[str, set[Any]]:
 
 def _forms(world: World, column: Column, value: Any) -> Iterator[bytes]:
     """The encoding of a value in a column; none where the column can't have it: another of the name may."""
-    with suppress(DataError):
+    with suppress(world.conn.DataError):
         yield encoded(column, cast(world.conn, [column], [value])[0])
 
 

@@ -177,6 +177,14 @@ class App(Strict):
     schema_: Version | None = Field(default=None, alias="schema")
 
 
+class Register(Strict):
+    """A table of the schema that is synced from now on."""
+
+    table: Name
+    policy: dict[str, Any] = Field(default_factory=dict)
+    audience: Name | None = None
+
+
 class Dead(Strict):
     """A dead letter, by number, replayed or discarded."""
 
@@ -278,6 +286,7 @@ class Step(Strict):
     save: Save | None = None
     rewind: Rewind | None = None
     sql: Name | None = None
+    register_: Register | None = Field(None, alias="register")
     foreign: Foreign | None = None
     fresh: Name | None = None
     pull_cut: PullCut | None = None

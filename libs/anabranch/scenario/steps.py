@@ -266,6 +266,10 @@ def _sql(world: World, given: str) -> None:
     world.run_sql(given)
 
 
+def _register(world: World, given: model.Register) -> None:
+    world.register(given.table, given.policy, given.audience)
+
+
 def _compact(world: World, given: None) -> None:
     compact(world)
 
@@ -339,6 +343,7 @@ _FUNCTIONS: Mapping[str, Callable[[World, Any], None]] = {
     "save": _save,
     "rewind": _rewind,
     "sql": _sql,
+    "register": _register,
     "app": _app,
     "foreign": _foreign,
     "fresh": _fresh,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ class NotYetError(AnabranchError):
 class World:
     """The world of ``scenario``; ``folder`` takes the nodes' files. ``kept``: saved files of nodes, each with the
     schema version that the node had read. ``unsynced``: tables of the schema that were there and not registered when
-    the story began."""
+    the story began. ``audience_of``: audience expressions, as they were given, by the tables' identities."""
 
     def __init__(self, ground: Ground, scenario: Scenario, folder: Path) -> None:
         folder.mkdir(parents=True)
@@ -72,6 +73,7 @@ class World:
         self.nodes: dict[str, Node] = {}
         self.kept: dict[tuple[str, str], tuple[Path, int | None]] = {}
         self.unsynced: frozenset[str] = frozenset()
+        self.audience_of: dict[str, str | None] = {}
         self.verdicts: dict[str, bytes] = {}
         self.name = ground.next_name()
         self.people = People(ground, scenario, self.ids, self.name)
@@ -113,10 +115,15 @@ class World:
             self.run_sql(statement)
         registration.create_database(self.conn, self.name, self.name, {**DEFAULTS, **self.scenario.policy})
         for table in self.scenario.tables:
-            registration.add_table(self.conn, self.name, table.name, table.policy, audience=table.audience)
+            self.register(table.name, table.policy, table.audience)
         if self.scenario.audiences is not None:
             set_audience_rules(self.conn, self.name, self.scenario.audiences.given)
         self.unsynced = self.tables_there() - {table.name for table in self.scenario.tables}
+
+    def register(self, table: str, policy: Mapping[str, Any], audience: str | None) -> None:
+        """Have a table synced."""
+        registration.add_table(self.conn, self.name, table, policy, audience=audience)
+        self.audience_of[table] = audience
 
     def tables_there(self) -> frozenset[str]:
         """The tables with a key that the schema has now, synced or not."""
