@@ -63,7 +63,7 @@ class SnapshotSettings(ServiceSettings):
     pull_turn_ms: int = Field(120_000, ge=100)
     """How long a pull or comparison keeps its turn, however fast it is, while a principal waits that has none."""
     pull_lock_timeout_ms: int = Field(10_000, ge=1)
-    """How long a pull waits for the locks of its tables."""
+    """How long a pull waits for the locks of its tables, and until the log has how they were altered."""
     pull_stall_ms: int = Field(60_000, ge=10)
     """How long a pull's transaction stays open while its client takes nothing; then it ends and can be resumed."""
     pull_max_ms: int = Field(3_600_000, ge=100)

@@ -25,6 +25,7 @@ from anabranch_snapshot.log import Log
 from anabranch_snapshot.nodes import Nodes
 from anabranch_snapshot.pulls.bases import Bases
 from anabranch_snapshot.pulls.turns import TurnLimits, Turns
+from anabranch_snapshot.pulls.yielding import give_way
 from anabranch_snapshot.tail import Tail
 from anabranch_snapshot.unread import UnreadBytes
 from anabranch_snapshot.viewers import Viewers
@@ -140,6 +141,7 @@ class Snapshot:
             tasks.create_task(self.databases.follow())
             tasks.create_task(self.nodes.follow())
             tasks.create_task(self._listen())
+            tasks.create_task(give_way(self.pool, [self.turns, self.compare_turns]))
 
     async def _listen(self) -> None:
         retrying = tenacity.AsyncRetrying(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from typing import Any
 
 import grpc
@@ -22,6 +22,7 @@ from anabranch_snapshot.app_versions import OutdatedError, outdated, require_ver
 from anabranch_snapshot.describe import describe
 from anabranch_snapshot.log import ChangedError
 from anabranch_snapshot.moments import Moment, Past, require, seen_by
+from anabranch_snapshot.pulls.altered import until_readable
 from anabranch_snapshot.pulls.compare import compare
 from anabranch_snapshot.pulls.pull import Wanted, pull
 from anabranch_snapshot.pulls.pull_base import pull_base
@@ -75,6 +76,7 @@ class SnapshotServicer:
         """``SnapshotService.Pull``."""
         snapshot = self._snapshot
         database = await self._fresh(request.db_name, request.node_state)
+        database = await self._readable(database, {one.table for one in request.required})
         wanted = _wanted(database, request.required)
         principal = require_database(request.db_name)
         viewer = await self._viewer(database, request.node_state)
@@ -133,6 +135,7 @@ class SnapshotServicer:
         if request is None:
             raise CallError(errors_pb2.REASON_INVALID_REQUEST, "the stream has no request")
         database = await self._fresh(request.db_name, request.node_state)
+        database = await self._readable(database, {request.table})
         (wanted,) = _wanted(database, [snapshot_pb2.RequiredTable(table=request.table)])
 
         past = Past(seen_by(database, request.node_state.greatest_seen), ())
@@ -195,6 +198,13 @@ class SnapshotServicer:
         if moment.epoch != database.epoch or moment.schema_version != database.schema_version:
             self._snapshot.databases.look()
             raise CallError(errors_pb2.REASON_UNAVAILABLE, "the tables have just changed: call again")
+
+    async def _readable(self, database: Database, names: Collection[str]) -> Database:
+        """The database once these tables can be read, all of them where there are no names. Raises as
+        ``until_readable``."""
+        snapshot = self._snapshot
+        wait_ms = snapshot.settings.pull_lock_timeout_ms
+        return await until_readable(snapshot.pool, snapshot.databases, database, names, wait_ms)
 
     async def _fresh(self, db_name: str, state: position_pb2.NodeState) -> Database:
         """The database that a call may use, as the catalog has it now. A node that wants a new snapshot because its

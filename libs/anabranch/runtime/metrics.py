@@ -196,7 +196,8 @@ METRICS: tuple[Metric, ...] = (
         "counter",
         "1",
         ("why",),
-        "Calls of slow clients that were ended because others needed the room (unread) or the turn (slow)",
+        "Calls that were ended because others needed the room (unread) or the turn (slow) of a slow client, or because "
+        "somebody waited to alter the table that was read (altered)",
     ),
     Metric("anabranch_log_sent_bytes", "counter", "By", ("database",), "Bytes of log pages sent"),
     Metric("anabranch_pulls", "gauge", "1", ("state",), "Pulls that are reading, and pulls that wait for their turn"),

@@ -9,7 +9,8 @@ States of a comparison:
 * *asked*: it answers one request after the other, ``MOST_REQUESTS`` at most. Sums come from memory; rows by another
   read of the table, of which a few chunks are in memory. Of a restricted table there are but the rows that the caller
   sees; their sum comes with the first sums.
-* *cut off*: the client has taken or asked nothing for ``pull_stall_ms``, or the transaction is ``pull_max_ms`` old.
+* *cut off*: the client has taken or asked nothing for ``pull_stall_ms``, the transaction is ``pull_max_ms`` old, or
+  somebody waits to alter the table.
 * *ended*: by the client's closing its side, by its going away, or by an error. The session is ended.
 """
 
@@ -33,6 +34,7 @@ from anabranch.values import Table
 from anabranch.values.messages import column_writer
 from anabranch_snapshot.config import SnapshotSettings
 from anabranch_snapshot.pages import to_position, to_sum
+from anabranch_snapshot.pulls.altered import altered
 from anabranch_snapshot.pulls.pull_session import PullSession
 from anabranch_snapshot.pulls.turns import Turns
 from anabranch_snapshot.viewers import Viewer, Viewers
@@ -72,6 +74,8 @@ async def compare(
     try:
         principal = viewer.principal if viewer is not None and viewer.has_memberships else None
         moment = await session.start(lambda: reader.begin(past, principal))
+        if reader.unreadable:
+            raise altered([table.sql_name])
         state = await began(moment, reader.chains)
         if viewer is not None:
             reader.seen = viewers.now(viewer, reader.memberships)

@@ -10,6 +10,7 @@ States of a pull:
 * *cut off*: the client has taken nothing for ``pull_stall_ms``, or the transaction is ``pull_max_ms`` old. The session
   and the turn end at once, so that a pull without a reader delays no other; the client gets the failure, with a
   reason, when it takes what was sent. It goes on from its resume tokens, in a new transaction.
+  So it is, too, where somebody waits to alter one of its tables, or to truncate it (``yielding``).
 * *ended*: by the last chunk, by the client's going away, or by an error. The session is ended.
 """
 
@@ -28,13 +29,14 @@ from anabranch.runtime import metrics
 from anabranch.runtime.errors import CallError
 from anabranch.store.catalog.databases import Database, UnknownDatabaseError
 from anabranch.store.log.history import SeenGroup
-from anabranch.store.log.pull_reader import Only, PullReader, PullUnavailableError, key_of_last
+from anabranch.store.log.pull_reader import Only, PullReader, PullUnavailableError, TableAlteredError, key_of_last
 from anabranch.store.log.reader import LoggedSum, Sums
 from anabranch.v1 import change_pb2, errors_pb2, position_pb2, snapshot_pb2
 from anabranch.values import Table
 from anabranch.wire.audiences import digest
 from anabranch_snapshot.config import SnapshotSettings
 from anabranch_snapshot.pages import to_position, to_sum
+from anabranch_snapshot.pulls.altered import altered
 from anabranch_snapshot.pulls.pull_responses import Response, in_parts, with_ipc
 from anabranch_snapshot.pulls.pull_session import PullSession
 from anabranch_snapshot.pulls.resume_tokens import PullProgress, to_token
@@ -104,6 +106,8 @@ async def pull(
         principal = viewer.principal if viewer is not None and viewer.has_memberships else None
         queries = database.audience_rules.read.memberships if principal is not None else ()
         moment = await session.start(lambda: reader.begin([one.table for one in wanted], past, principal, queries))
+        if reader.unreadable:
+            raise altered(reader.unreadable)
         state: position_pb2.ServerState | None = await began(moment, reader.chains)
         sight = None
         if viewer is not None:
@@ -125,6 +129,8 @@ async def pull(
     except Exception as error:
         if session.cut_off is not None and error is not session.cut_off:
             raise session.cut_off from error
+        if isinstance(error, TableAlteredError):
+            raise CallError(errors_pb2.REASON_UNAVAILABLE, "the tables have just been altered: call again") from error
         if isinstance(error, PullUnavailableError):
             _log.warning("pull without its database", detail=error)
             raise CallError(errors_pb2.REASON_UNAVAILABLE, "the tables can't be read now: resume the pull") from error
@@ -170,6 +176,9 @@ async def _table(
         whole = snapshot_pb2.PullResponse(table=table.name, rows_done=rows_done, as_of=as_of, resume=resume)
         for part in in_parts(whole, ipc, as_of):
             yield part
+    if await turns.altered(table, database.changed_positions.get(table.name, 0)):
+        # Its types were: its lock keeps the rest.
+        raise altered([table.sql_name])
     done = snapshot_pb2.PullResponse(table=table.name, rows_done=rows_done, done=True, as_of=as_of)
     newest = reader.undrained.get(table.id)
     if newest is not None:

@@ -45,6 +45,12 @@ class PullSession:
         self._under_way: asyncio.Future[object] | None = None
         self._ending: asyncio.Task[None] | None = None
         self.cut_off: CallError | None = None
+        turns.sessions.add(self)
+
+    @property
+    def pid(self) -> int | None:
+        """The process in Postgres of its reader, where that has a session."""
+        return self._reader.pid
 
     def start(self, work: Callable[[], _T]) -> asyncio.Future[_T]:
         """Have the reader do something; nothing else is under way. Raises the CallError with which it was cut off.
@@ -125,4 +131,5 @@ class PullSession:
                 self._under_way.exception()
             await self._turns.run(self._reader.close)
         finally:
+            self._turns.sessions.discard(self)
             self._turn.give_back()

@@ -1,7 +1,7 @@
 """Resume tokens: how far a pull of one table has come, sealed. One of rows from Postgres says after which key to go on,
 and of which moment the last rows were; one of rows from Parquet after which place of which run's base. One of a
 restricted table also says, by a digest, of which audiences: a pull that went on with others would lack rows before the
-key."""
+key. None holds for a table that was altered since: its rows are others by now."""
 
 from __future__ import annotations
 
@@ -60,12 +60,13 @@ _BY_KEY, _BY_PLACE, _SEEN, _SEEN_BY_PLACE = (
 )
 
 
-def _purpose(kind: str, database: Database) -> str:
-    return f"{kind}\0{database.epoch}"
+def _purpose(kind: str, database: Database, table: Table) -> str:
+    changed = database.changed_positions.get(table.name, 0)
+    return f"{kind}\0{database.epoch}" + (f"\0{changed}" if changed else "")
 
 
 def to_token(database: Database, table: Table, progress: PullProgress) -> bytes:
-    """The token of a table's progress. It holds for this table in this epoch."""
+    """The token of a table's progress. It holds for this table as it is, in this epoch."""
     last = progress.last
     if isinstance(last, BasePlace):
         (kind, _), read = _BY_PLACE, [last.run_id, last.place.bucket, last.place.rows]
@@ -76,7 +77,7 @@ def to_token(database: Database, table: Table, progress: PullProgress) -> bytes:
     else:
         (kind, _), read = _BY_KEY, [last.position, last.chain.hex()]
     content = json.dumps([table.id, progress.key, progress.rows_done, progress.earliest, *read], separators=(",", ":"))
-    return seal_content(database.seal_key, _purpose(kind, database), content.encode())
+    return seal_content(database.seal_key, _purpose(kind, database, table), content.encode())
 
 
 def from_token(database: Database, table: Table, token: bytes) -> PullProgress:
@@ -88,7 +89,7 @@ def from_token(database: Database, table: Table, token: bytes) -> PullProgress:
     parsed: list[Any] = []
     of = _BY_KEY
     for kind in (_BY_KEY, _BY_PLACE, _SEEN, _SEEN_BY_PLACE):
-        content = open_content(database.seal_key, _purpose(kind[0], database), token)
+        content = open_content(database.seal_key, _purpose(kind[0], database, table), token)
         found = None if content is None else json.loads(content)
         if isinstance(found, list) and len(found) == kind[1]:
             parsed, of = found, kind

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import structlog
 
@@ -24,11 +24,13 @@ from anabranch.runtime.calls.fair_turns import FairTurns
 from anabranch.runtime.credentials.principal import current_subject
 from anabranch.runtime.errors import CallError
 from anabranch.store.capture.undrained import OtherHistoryError, head_when_drained
+from anabranch.store.ddl.readable import is_altered
 from anabranch.store.log.history import SeenGroup
 from anabranch.store.log.pull_reader import PullSource, end_session
 from anabranch.store.session.availability import is_unavailable
 from anabranch.store.session.engine import AsyncPool
 from anabranch.v1 import errors_pb2
+from anabranch.values import Table
 
 _DRAIN_S = 10.0
 """How long, in seconds, a pull waits until the rows that it has shown are in the log."""
@@ -53,8 +55,20 @@ class TurnLimits:
     turn_s: float
 
 
+class Ending(Protocol):
+    """A session that reads tables, and can be ended by others."""
+
+    @property
+    def pid(self) -> int | None:
+        """Its process in Postgres; None where it has none."""
+
+    def cut(self, message: str) -> None:
+        """End it; its caller gets ``message``, and may go on with another call."""
+
+
 class Turns:
-    """The turns to read, the threads that read, and the source of their sessions."""
+    """The turns to read, the threads that read, and the source of their sessions. ``sessions`` are those that there are
+    now."""
 
     def __init__(self, source: PullSource, pool: AsyncPool, limits: TurnLimits) -> None:
         self.source = source
@@ -62,6 +76,7 @@ class Turns:
         self._pool = pool
         self._turns = FairTurns(limits.sessions, limits.sessions_of_one, self._tell)
         self._threads = ThreadPoolExecutor(limits.sessions, thread_name_prefix=limits.kind)
+        self.sessions: set[Ending] = set()
 
     async def take(self) -> Turn:
         """Wait for a turn; it is for the session that reads, which gives it back.
@@ -99,6 +114,16 @@ class Turns:
             if not is_unavailable(error):
                 raise
             _log.warning("a pull's session can't be ended now", error=type(error).__name__, detail=error)
+
+    async def altered(self, table: Table, changed_position: int) -> bool:
+        """Whether a table that was read was altered meanwhile, as far as its lock does not prevent that; by then its
+        last schema change was that at ``changed_position``.
+
+        Raises:
+            psycopg.Error: it can't be looked at.
+        """
+        async with self._pool.connection() as conn:
+            return await is_altered(conn, table, changed_position)
 
     async def drained(self, database_id: int, table_id: int, newest: int, shown: SeenGroup) -> SeenGroup:
         """Wait until no change of a table up to the number ``newest``, as it was seen in the moment ``shown``, is

@@ -20,6 +20,7 @@ from anabranch.store.capture.undrained import rows_before
 from anabranch.store.catalog.databases import Database
 from anabranch.store.catalog.sums import scan_rows
 from anabranch.store.cells.binary_cells import Row, quote
+from anabranch.store.ddl.readable import UNREADABLE, numbers_text
 from anabranch.store.log.history import CHAINS
 from anabranch.store.log.pull_reader import APPLICATION, PullOptions
 from anabranch.store.log.reader import Sums, sums_of
@@ -115,9 +116,10 @@ class MomentReader:
     """One table at one moment, in a session of its own. It blocks, and is used by one thread at a time; ``pid`` is the
     session's process in Postgres, so that it can be ended from outside (``pull_reader.end_session``).
 
-    ``begin`` first, ``close`` last. Of a restricted table it reads the rows of the audiences ``seen``; none, until
-    these are set. ``memberships``: what queries give the principal that ``begin`` was asked for, None where it is not
-    known. Every method but ``close`` raises psycopg.Error and the errors of ``rows_at``.
+    ``begin`` first, ``close`` last. ``unreadable``: the table was altered, and its rows can't be read now. Of a
+    restricted table it reads the rows of the audiences ``seen``; none, until these are set. ``memberships``: what
+    queries give the principal that ``begin`` was asked for, None where it is not known. Every method but ``close``
+    raises psycopg.Error and the errors of ``rows_at``.
     """
 
     def __init__(self, url: str, options: PullOptions, database: Database, table: Table) -> None:
@@ -127,6 +129,7 @@ class MomentReader:
         self._table = table
         self._conn: Session | None = None
         self.chains: dict[int, bytes] = {}
+        self.unreadable = False
         self.pid: int | None = None
         self.seen: frozenset[str] = frozenset()
         self.memberships: frozenset[str] | None = None
@@ -147,6 +150,8 @@ class MomentReader:
         self._conn = connect(self._url, application_name=APPLICATION, autocommit=True, options=options)
         self.pid = self._conn.info.backend_pid
         moment = begin(self._conn, self._database, self._table)
+        number = postgres_binary.text(numbers_text([self._table.id]))
+        self.unreadable = bool(binary.run(self._conn, UNREADABLE, [number]).fetchall())
         wanted = [postgres_binary.int8(self._database.id), postgres_binary.int8_array(positions)]
         self.chains = dict(binary.run(self._conn, CHAINS, wanted).fetchall())
         if principal is not None:

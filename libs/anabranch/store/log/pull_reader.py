@@ -7,8 +7,9 @@ statement that is just being closed. Steps, in order:
 1. ``begin``: locks the tables ACCESS SHARE, because a TRUNCATE that commits between the transaction's snapshot and the
    read of its table would read as an empty table. In REPEATABLE READ the snapshot is taken by the first query, which
    comes after the locks; that query returns the head and the sums, so that rows, position and sums are of one moment.
-   Rows that were written directly and wait to be drained are ahead of it: ``undrained`` names their tables. ``chains``
-   has the chains of its history at the positions that were asked for.
+   Rows that were written directly and wait to be drained are ahead of it: ``undrained`` names their tables. Tables
+   that were altered, and can't be read before the log has that, are ``unreadable``. ``chains`` has the chains of its
+   history at the positions that were asked for.
 2. ``open_table``, then ``next_batch`` until None: rows in the order of the key, so that a later pull can go on after
    any of them. For the next table ``open_table`` again. Of a restricted table only rows of some audiences are read.
 3. ``close``: when nothing else is under way, also in the middle of a table.
@@ -35,6 +36,7 @@ from anabranch.store.audiences.rules import Membership
 from anabranch.store.audiences.viewing import MEMBERSHIPS, memberships_of
 from anabranch.store.capture.undrained import NEWEST
 from anabranch.store.cells.binary_cells import carried_type, quote
+from anabranch.store.ddl.readable import UNREADABLE, numbers_text
 from anabranch.store.group.acting import ACT, ONESELF
 from anabranch.store.log.pull_columns import mender, select_list
 from anabranch.store.log.reader import LoggedSum, Sums, sums_of
@@ -62,12 +64,20 @@ select pg_terminate_backend(pid) from pg_stat_activity where pid = %s and applic
 _CHAIN = "select chain from anabranch.groups where database_id = $1 and position = $2 limit 1"
 _BATCH_BYTES = "adbc.postgresql.batch_size_hint_bytes"
 _BEHIND_ALL = 2**62
+_NOT_THERE = ("42P01", "42703")
+"""undefined_table, undefined_column"""
 _SETTING = "anabranch.after_{}"
 """Session settings that hold the key after which to go on: a COPY takes no parameters."""
 
 
 class PullUnavailableError(ServerError):
     """Postgres is unavailable, or a table's lock was not free in time: the same pull may succeed later."""
+
+    REASON = "UNAVAILABLE"
+
+
+class TableAlteredError(ServerError):
+    """A table, or a column of one, is not there under its name: it has just been altered."""
 
     REASON = "UNAVAILABLE"
 
@@ -140,12 +150,13 @@ class PullReader:
     """Reads tables of the schema ``schema_name`` of database number ``database_id``.
 
     ``pid`` is the session's process in Postgres, once it is there; ``undrained`` has the tables of which the moment
-    shows captured changes that no group has yet, by number, with the number of the newest; ``chains`` the chains at the
+    shows captured changes that no group has yet, by number, with the number of the newest; ``unreadable`` the names in
+    SQL of those of its tables that can't be read now (``ddl.readable``); ``chains`` the chains at the
     positions that ``begin`` was asked for, as far as there are groups; ``memberships`` what queries give the principal
     that it was asked for, None where it is not known.
 
-    Every method but ``close`` raises PullUnavailableError for states that pass, and
-    ``adbc_driver_manager.Error`` for other refusals of Postgres.
+    Every method but ``close`` raises PullUnavailableError for states that pass, TableAlteredError for tables that are
+    no longer what they were, and ``adbc_driver_manager.Error`` for other refusals of Postgres.
     """
 
     def __init__(self, source: PullSource, database_id: int, schema_name: str) -> None:
@@ -154,6 +165,7 @@ class PullReader:
         self._schema_name = schema_name
         self.pid: int | None = None
         self.undrained: dict[int, int] = {}
+        self.unreadable: list[str] = []
         self.chains: dict[int, bytes] = {}
         self.memberships: frozenset[str] | None = None
         self._conn: driver.Connection | None = None
@@ -191,6 +203,9 @@ class PullReader:
             with self._conn.cursor() as cursor:
                 cursor.execute(NEWEST, (self._database_id,))
                 self.undrained = dict(cursor.fetchall())
+            with self._conn.cursor() as cursor:
+                cursor.execute(UNREADABLE.decode(), (numbers_text(table.id for table in tables),))
+                self.unreadable = [name for _, name in cursor.fetchall()]
             for position in positions:
                 with self._conn.cursor() as cursor:
                     cursor.execute(_CHAIN, (self._database_id, position))
@@ -338,6 +353,8 @@ def key_of_last(table: Table, batch: pa.RecordBatch) -> list[str]:
 
 def _judged(error: Exception) -> Exception:
     sqlstate = getattr(error, "sqlstate", None)
+    if sqlstate in _NOT_THERE:
+        return TableAlteredError(f"a table is no longer what it was: {told(error)}")
     if is_passing(sqlstate) if sqlstate else isinstance(error, driver.OperationalError | OSError):
         return PullUnavailableError(f"the session that reads the tables failed: {told(error)}")
     return error
