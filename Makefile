@@ -36,7 +36,7 @@ demo: setup ## gate tablets, a real day's departures, one Postgres, Parquet; end
 test: setup helm classes ## the quick tests; ends with a list of what was not run and why
 	@$(VENV)/python -m pytest $(PYTEST_FLAGS) tests
 
-test-slow: setup helm classes ## tests of more than a second or two: services, faults, outages, Spark, benches
+test-slow: setup helm classes ## tests of more than a second: services, faults, outages, Spark, benches
 	@$(VENV)/python -m pytest $(PYTEST_FLAGS) --only-slow --durations=10 tests
 
 test-long: setup helm classes ## tests of minutes: whole runs of Spark, many rows, two minutes without Postgres, images

@@ -27,6 +27,7 @@ TOUCH = [
 ]
 
 
+@pytest.mark.slow
 def test_what_the_backend_writes_by_sql_reaches_every_node_and_takes_part_in_conflicts(story: Teller) -> None:
     told = story(TODO)
     a, b, x, y = told.node("a"), told.node("b"), new_id(), new_id()
@@ -47,6 +48,7 @@ def test_what_the_backend_writes_by_sql_reaches_every_node_and_takes_part_in_con
     assert b.outcomes[0] == ["MERGED"]
 
 
+@pytest.mark.slow
 def test_rows_of_cascades_and_triggers_reach_every_node(story: Teller) -> None:
     told = story(LISTS, setup=TOUCH)
     a, b = told.node("a"), told.node("b")
@@ -104,6 +106,7 @@ def test_large_rows_of_one_transaction_travel_in_pages_by_their_bytes(story: Tel
     assert len(a.rows("todo")) == 14
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("delete", ["rejects", "wins"])
 def test_update_by_sql_against_delete_of_a_device(story: Teller, delete: str) -> None:
     """M05: the whole row or no row, the same everywhere."""

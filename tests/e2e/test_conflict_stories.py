@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from anabranch.testkit.story import Teller, new_id
 
 TODO = {"todo": "id text primary key, title text, done boolean"}
@@ -44,6 +46,7 @@ def test_promise_6_with_order_server_the_later_arrival_wins_and_the_loser_can_be
     assert b.outcomes == [["OVERWROTE"]]
 
 
+@pytest.mark.slow
 def test_with_order_edit_the_later_edit_wins_whichever_arrives_first(story: Teller) -> None:
     told = story(TODO, policy={"order": "edit"})
     a, b, x = told.node("a"), told.node("b"), new_id()
@@ -79,6 +82,7 @@ def test_promise_2_an_update_of_a_deleted_row_is_rejected_with_its_whole_batch(s
     assert (a.dead, b.dead) == ([], [("ROW_DELETED", "todo")])
 
 
+@pytest.mark.slow
 def test_a_delete_by_a_node_that_had_not_seen_an_update_is_rejected_one_by_a_node_that_had_applies(
     story: Teller,
 ) -> None:
@@ -101,6 +105,7 @@ def test_a_delete_by_a_node_that_had_not_seen_an_update_is_rejected_one_by_a_nod
     assert letter.server_row == {"id": x, "title": "oat milk", "done": None}
 
 
+@pytest.mark.slow
 def test_of_two_deletes_the_second_is_rejected_and_the_row_stays_deleted(story: Teller) -> None:
     told = story(TODO)
     a, b, x = told.node("a"), told.node("b"), new_id()
@@ -209,6 +214,7 @@ def test_a_nodes_own_later_write_does_not_hide_that_it_never_saw_anothers(story:
     assert told.conflicts == [("todo", x, "title", "from b")]
 
 
+@pytest.mark.slow
 def test_promise_3_counters_add_up_once_and_max_keeps_the_larger(story: Teller) -> None:
     told = story(
         {"stock": "id text primary key, n bigint, seen bigint, note text"},

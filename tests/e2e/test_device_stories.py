@@ -57,6 +57,7 @@ def test_promise_5_rows_of_a_pull_and_of_the_log_are_the_servers(story: Teller) 
     assert a.db.table_sums()["todo"][0] == 3000 - 499 + 200
 
 
+@pytest.mark.slow
 def test_a_restarted_device_goes_on_where_it_was(story: Teller) -> None:
     told = story(TODO)
     a, b, x, y = told.node("a"), told.node("b"), new_id(), new_id()
@@ -98,6 +99,7 @@ def test_a_copied_file_is_noticed_takes_a_new_node_id_and_keeps_its_queue(story:
     assert len(told.logged) == 3
 
 
+@pytest.mark.slow
 def test_somebody_else_on_the_same_file_is_refused_until_it_is_cleared(story: Teller, stack: Stack) -> None:
     told = story(TODO)
     a, x, y = told.node("a", subject="alice"), new_id(), new_id()

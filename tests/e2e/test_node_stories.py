@@ -38,6 +38,7 @@ def test_a_device_tells_of_its_dead_letters_and_of_their_end(story: Teller) -> N
     b.sync()
 
 
+@pytest.mark.slow
 def test_a_node_that_was_forgotten_and_comes_back_goes_on_with_what_it_has_queued(story: Teller) -> None:
     told = story(TODO)
     a, b = told.node("a"), told.node("b")

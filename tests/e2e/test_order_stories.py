@@ -27,6 +27,7 @@ def test_an_update_that_overtakes_its_insert_waits_for_it_and_all_apply(story: T
     assert a.outcomes == [["APPLIED"]] * 3
 
 
+@pytest.mark.slow
 def test_a_late_batch_takes_its_place_after_the_park_time(story: Teller) -> None:
     told = story(TODO, policy={"park_ms": 300})
     a, b, x = told.node("a"), told.node("b"), new_id()
@@ -66,6 +67,7 @@ def test_a_delete_a_new_insert_and_an_update_of_one_row_end_right_in_any_order(s
     assert a.outcomes == [["APPLIED"]] * 4
 
 
+@pytest.mark.slow
 def test_of_two_writes_of_one_column_in_one_batch_the_second_stands(story: Teller) -> None:
     told = story(TODO)
     a, _, x = told.node("a"), told.node("b"), new_id()
@@ -84,6 +86,7 @@ def test_of_two_writes_of_one_column_in_one_batch_the_second_stands(story: Telle
     assert told.conflicts == []
 
 
+@pytest.mark.slow
 def test_promise_3_a_batch_whose_answer_was_lost_is_applied_once_and_its_node_learns_the_verdict(story: Teller) -> None:
     told = story(
         {"counter": "id text primary key, n bigint"}, table_policies={"counter": {"columns": {"n": "counter"}}}
@@ -159,6 +162,7 @@ def test_promise_1_an_ingest_killed_around_its_append_loses_nothing_and_repeats_
     assert len(told.logged) == 1
 
 
+@pytest.mark.slow
 def test_promise_6_a_batch_that_could_not_be_sent_for_seven_days_becomes_a_dead_letter_younger_ones_go(
     story: Teller,
 ) -> None:
@@ -177,6 +181,7 @@ def test_promise_6_a_batch_that_could_not_be_sent_for_seven_days_becomes_a_dead_
     assert a.dead == [("EXPIRED", "todo")]
 
 
+@pytest.mark.slow
 def test_a_device_clock_that_is_hours_behind_or_years_ahead_changes_nothing(story: Teller) -> None:
     told = story(TODO, policy={"order": "edit"})
     a, b, x = told.node("a"), told.node("b"), new_id()
@@ -192,6 +197,7 @@ def test_a_device_clock_that_is_hours_behind_or_years_ahead_changes_nothing(stor
     assert b.outcomes == a.outcomes[1:] == [["APPLIED"]]
 
 
+@pytest.mark.slow
 def test_the_servers_clock_steps_back_and_positions_still_grow(story: Teller, stack: Stack) -> None:
     told = story(TODO)
     a, x = told.node("a"), new_id()

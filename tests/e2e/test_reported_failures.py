@@ -21,6 +21,7 @@ COUNTER = {"counted": {"columns": {"n": "counter"}}}
 UNAVAILABLE = CallFailed("UNAVAILABLE", "", "away", again=True)
 
 
+@pytest.mark.slow
 def test_a_pending_value_does_not_flicker_while_pulls_succeed_and_pushes_fail(story: Teller) -> None:
     """Kind: wrong merge. Five times the log is read and nothing can be sent."""
     told = story(TODO)
@@ -43,6 +44,7 @@ def test_a_pending_value_does_not_flicker_while_pulls_succeed_and_pushes_fail(st
     assert told.server("todo", "title") == a.rows("todo", "title") == [("mine",)]
 
 
+@pytest.mark.slow
 def test_an_incoming_row_that_collides_on_an_apps_unique_index_removes_no_other_row(story: Teller) -> None:
     """Kind: data loss."""
     told = story({"todo": "id text primary key, title text constraint one_title unique"})
@@ -67,6 +69,7 @@ def test_an_incoming_row_that_collides_on_an_apps_unique_index_removes_no_other_
     assert b.rows("todo") == told.server("todo") == [(x, "taken")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("deferrable", ["", " deferrable initially deferred"])
 @pytest.mark.parametrize("one_by_one", [True, False])
 def test_a_list_loses_an_item_and_the_rest_moves_up(story: Teller, deferrable: str, one_by_one: bool) -> None:
@@ -86,6 +89,7 @@ def test_a_list_loses_an_item_and_the_rest_moves_up(story: Teller, deferrable: s
     assert told.server("item") == a.rows("item") == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", ["a", "b"])
 def test_of_two_edits_of_the_same_millisecond_the_same_one_wins_in_either_order(story: Teller, first: str) -> None:
     """Kind: wrong merge. The greater id decides, whichever arrives first."""
@@ -111,6 +115,7 @@ def test_of_two_edits_of_the_same_millisecond_the_same_one_wins_in_either_order(
     assert told.server("todo", "title") == a.rows("todo", "title") == b.rows("todo", "title") == [(winner,)]
 
 
+@pytest.mark.slow
 def test_a_key_written_as_an_upper_case_uuid_is_one_row_that_its_children_find(story: Teller) -> None:
     """Kind: duplicate."""
     told = story(
@@ -134,6 +139,7 @@ def test_a_key_written_as_an_upper_case_uuid_is_one_row_that_its_children_find(s
     assert told.sql(f"select count(*) from {told.name}.parent") == [(1,)]
 
 
+@pytest.mark.slow
 def test_an_incoming_row_that_an_app_refuses_is_not_lost_once_the_app_is_mended(story: Teller) -> None:
     """Kind: data loss. Row 6 of 10."""
     told = story(TODO)
@@ -170,6 +176,7 @@ def test_a_local_batch_whose_sixth_row_is_refused_queues_none_and_works_once_it_
     assert len(told.server("todo")) == 10
 
 
+@pytest.mark.slow
 def test_a_second_snapshot_in_the_middle_of_the_stream_replaces(story: Teller) -> None:
     """Kind: duplicate. Counts and sums are the server's, and each row is there once."""
     told = story(TODO)
@@ -216,6 +223,7 @@ def test_a_lone_surrogate_is_refused_alone_and_every_other_text_comes_back_byte_
         assert [(i, t.encode()) for i, t in rows] == [(f"t{n}", t.encode()) for n, t in enumerate(texts)]
 
 
+@pytest.mark.slow
 def test_a_device_restored_from_an_old_copy_loses_nothing_and_repeats_nothing(story: Teller) -> None:
     """Kind: duplicate. The copy's queue was sent long ago by the file that it was copied from."""
     told = story(COUNTED, table_policies=COUNTER)
@@ -247,6 +255,7 @@ def test_a_device_restored_from_an_old_copy_loses_nothing_and_repeats_nothing(st
     assert a.db.status().node_id == node
 
 
+@pytest.mark.slow
 def test_a_clock_years_ahead_wins_no_longer_than_until_the_next_edit_and_does_not_spread(story: Teller) -> None:
     """Kind: wrong merge."""
     told = story(TODO, policy={"order": "edit"})

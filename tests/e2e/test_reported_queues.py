@@ -22,6 +22,7 @@ COUNTER = {"counted": {"columns": {"n": "counter"}}}
 UNAVAILABLE = CallFailed("UNAVAILABLE", "", "away", again=True)
 
 
+@pytest.mark.slow
 def test_after_one_failed_call_the_queue_drains_without_a_further_write(story: Teller) -> None:
     """Kind: stuck queue. A single UNAVAILABLE, then silence."""
     told = story(TODO)
@@ -176,6 +177,7 @@ def test_a_deadline_shorter_than_the_commit_and_a_retry_in_other_chunks_apply_ea
     assert len(told.logged) == 7
 
 
+@pytest.mark.slow
 def test_a_local_transaction_that_clears_the_queue_and_keeps_failing_heals_without_wiping(story: Teller) -> None:
     """Kind: stuck queue."""
     told = story(COUNTED, table_policies=COUNTER)

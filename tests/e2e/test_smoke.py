@@ -18,6 +18,7 @@ def _arguments(stack: Stack) -> list[str]:
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_stack_that_works_passes_again_and_again_and_nothing_is_left(stack: Stack) -> None:
     for _ in range(2):
         result = CliRunner().invoke(app, _arguments(stack))

@@ -18,6 +18,7 @@ COMMON = (
 )
 
 
+@pytest.mark.slow
 def test_values_of_every_common_type_come_back_exactly_on_another_node(story: Teller) -> None:
     told = story({"v": COMMON})
     a = told.node("a")
@@ -81,6 +82,7 @@ def test_values_of_every_common_type_come_back_exactly_on_another_node(story: Te
     assert a.outcomes == [["APPLIED"]]
 
 
+@pytest.mark.slow
 def test_reserved_words_mixed_case_spaces_and_quotes_work_as_names(story: Teller) -> None:
     told = story({"Order": 'id text primary key, "select" text, "7.5" bigint, "q""q" text, "Mixed Case" text'})
     a, b, x = told.node("a"), told.node("b"), new_id()
@@ -92,6 +94,7 @@ def test_reserved_words_mixed_case_spaces_and_quotes_work_as_names(story: Teller
     assert told.server("Order") == a.rows("Order") == b.rows("Order") == [(x, "s", 8, injected, "m")]
 
 
+@pytest.mark.slow
 def test_a_composite_key_syncs_and_similar_keys_stay_apart(story: Teller) -> None:
     told = story({"m": "room text, member text, role text, primary key (room, member)"})
     a, b = told.node("a"), told.node("b")
@@ -135,6 +138,7 @@ def test_a_batch_of_twelve_megabytes_and_a_row_of_six_travel_in_parts(story: Tel
     assert a.outcomes == [["APPLIED"], ["APPLIED"]]
 
 
+@pytest.mark.slow
 def test_defaults_and_generated_columns_come_from_the_server(story: Teller) -> None:
     told = story(
         {

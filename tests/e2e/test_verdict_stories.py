@@ -42,6 +42,7 @@ def meet(told: Story, a: StoryNode, b: StoryNode) -> None:
     told.sync()
 
 
+@pytest.mark.slow
 def test_applied_tells_nobody_of_a_conflict(story: Teller) -> None:
     told, a, b, x = two(story)
     of_a, of_b = heard(a), heard(b)
@@ -55,6 +56,7 @@ def test_applied_tells_nobody_of_a_conflict(story: Teller) -> None:
     assert a.db.verdict(new_id()) is None
 
 
+@pytest.mark.slow
 def test_merged_is_told_to_the_one_that_came_second(story: Teller) -> None:
     told, a, b, x = two(story)
     of_a, of_b = heard(a), heard(b)
@@ -68,6 +70,7 @@ def test_merged_is_told_to_the_one_that_came_second(story: Teller) -> None:
     assert of_a == []
 
 
+@pytest.mark.slow
 def test_overwrote_is_told_to_both_with_the_value_that_lost(story: Teller) -> None:
     told, a, b, x = two(story)
     of_a, of_b = heard(a), heard(b)
@@ -83,6 +86,7 @@ def test_overwrote_is_told_to_both_with_the_value_that_lost(story: Teller) -> No
     assert (conflict.losing_node_name, conflict.winning_node_name) == ("a", "b")
 
 
+@pytest.mark.slow
 def test_superseded_brings_the_servers_row(story: Teller) -> None:
     told, a, b, x = two(story, order="edit")
     of_b = heard(b)
@@ -126,6 +130,7 @@ def _too_much(a: StoryNode, b: StoryNode, x: str) -> None:
     b.update("todo", {"id": x, "n": 100})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("reason", "change", "row", "constraint"),
     [
@@ -188,6 +193,7 @@ def test_promise_6_a_lost_value_is_put_back_with_one_call(story: Teller) -> None
     assert a.db.status().unsent == 0
 
 
+@pytest.mark.slow
 def test_conflicts_are_filtered_by_table_key_node_and_time(story: Teller) -> None:
     told, a, b, x = two(story)
     y = new_id()
@@ -211,6 +217,7 @@ def test_conflicts_are_filtered_by_table_key_node_and_time(story: Teller) -> Non
         a.db.conflicts(key=x)
 
 
+@pytest.mark.slow
 def test_explain_of_a_queued_batch_foretells_its_verdict_and_changes_nothing(story: Teller) -> None:
     told, a, b, x = two(story)
     b.update("todo", {"id": x, "title": "from b"})
@@ -229,6 +236,7 @@ def test_explain_of_a_queued_batch_foretells_its_verdict_and_changes_nothing(sto
         b.db.explain(batch)
 
 
+@pytest.mark.slow
 def test_promise_7_only_what_depends_on_a_refused_batch_follows_it_each_with_its_own_reason(story: Teller) -> None:
     told, a, b, x = two(story)
     y, z = new_id(), new_id()

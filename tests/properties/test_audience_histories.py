@@ -365,6 +365,7 @@ TOLD: list[tuple[str, int, Any]] = [
 """Every sort of change once, whatever is drawn."""
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("slice_s", [0.0, 100.0], ids=["chunk by chunk", "at once"])
 def test_a_device_shows_what_its_principal_may_see(slice_s: float) -> None:

@@ -277,6 +277,7 @@ def check_invariants(device: SyncedDb) -> None:
         assert {t for (t,) in tx.conn.execute("SELECT tbl FROM _db_base")} <= tx.tables.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("many", [16, 1], ids=["as it is", "every row coalesced"])
 @pytest.mark.parametrize("order", ["server", "edit"])
@@ -300,6 +301,7 @@ def test_thousands_of_histories_end_so(order: str, many: int) -> None:
     tell_histories(order, many, MANY_EXAMPLES)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("order", ["server", "edit"])
 def test_every_history_ends_so_where_devices_choose_their_tables(order: str) -> None:

@@ -6,6 +6,7 @@ import copy
 from collections import Counter
 from collections.abc import Mapping
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -71,6 +72,7 @@ def test_promise_2_a_rejected_batch_leaves_nothing_and_an_accepted_one_everythin
             assert len(verdict.outcomes) == len(arrival.sent.mutations)
 
 
+@pytest.mark.slow
 @given(story=makings(), policy=policies, park_ms=park_times, data=st.data())
 @settings(deadline=None)
 def test_promise_3_sent_again_a_batch_gets_the_same_verdict_and_has_no_second_effect(
@@ -112,6 +114,7 @@ def test_promise_4_a_reader_never_finds_anything_at_or_below_what_it_has_read(
     assert [v.position for v in server.verdicts.values() if v.position > server.head] == []
 
 
+@pytest.mark.slow
 @given(story=makings(), policy=policies, park_ms=park_times, clocks_ms=clocks)
 @settings(deadline=None, max_examples=300)
 def test_promise_5_whoever_has_read_everything_holds_the_servers_rows(
@@ -136,6 +139,7 @@ def test_promise_5_whoever_has_read_everything_holds_the_servers_rows(
         assert node.all_shown() == server.live()
 
 
+@pytest.mark.slow
 @given(story=makings(), policy=rejecting, park_ms=park_times, clocks_ms=clocks)
 @settings(deadline=None, max_examples=300)
 def test_promise_6_every_batch_ends_in_the_log_or_dead_and_every_value_that_lost_is_kept(

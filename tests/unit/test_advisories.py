@@ -117,11 +117,13 @@ def test_a_lock_that_cant_be_read_fails(checks: Checks) -> None:
     assert checks.run() == (1, "", "the locks can't be read: a.lock contains invalid lines\n")
 
 
+@pytest.mark.slow
 def test_pip_audit_itself_reads_the_locks() -> None:
     read, why = load_tool("advisories").pip_audit("--dry-run", until=time.monotonic() + 60)
     assert read is not None, why
 
 
+@pytest.mark.slow
 def test_pip_audit_itself_takes_no_lock_without_hashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tool = load_tool("advisories")
     bare = tmp_path / "bare.lock"

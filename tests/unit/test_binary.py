@@ -99,6 +99,7 @@ BUILDERS: list[tuple[str, Any, int, st.SearchStrategy[Any], Callable[[Any], byte
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("build", "oid", "cells", "expected"), [b[1:] for b in BUILDERS], ids=[b[0] for b in BUILDERS])
 @given(data=st.data())
 def test_an_array_holds_its_elements(

@@ -124,6 +124,7 @@ def test_reasons_and_metrics_are_those_of_the_code() -> None:
         assert named <= metrics, seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reason", RAISED_IN)
 def test_limits_are_enforced_where_the_page_was_written_for(reason: str) -> None:
     found = set()

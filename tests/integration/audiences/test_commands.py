@@ -51,6 +51,7 @@ def commands(migrated_url: str) -> Commands:
     return Commands(migrated_url)
 
 
+@pytest.mark.slow
 def test_a_table_is_added_with_an_audience_listed_and_changed(conn: Session, commands: Commands) -> None:
     conn.execute("insert into app.job (id, team_id) values ('1', 't1'), ('2', null)")
     assert "is not immutable" in commands.refused("table", "add", "d", "job", "--audience", "'at:' || at")
@@ -70,6 +71,7 @@ def test_a_table_is_added_with_an_audience_listed_and_changed(conn: Session, com
     assert commands.run("table", "audience", "d", "job", "--open", "--set", "'a'").exit_code == 2
 
 
+@pytest.mark.slow
 def test_rules_are_set_and_shown_with_what_is_traced(conn: Session, commands: Commands, tmp_path: Path) -> None:
     del conn
     assert commands.done("database", "audiences", "d") == '{\n  "claims": {},\n  "memberships": []\n}\n'
@@ -99,6 +101,7 @@ def test_rules_are_set_and_shown_with_what_is_traced(conn: Session, commands: Co
     assert "warning" in commands.run("table", "remove", "d", "membership").stderr
 
 
+@pytest.mark.slow
 def test_a_principals_audiences_are_shown(conn: Session, commands: Commands) -> None:
     conn.execute("insert into app.membership values ('1', 'alice', 't1')")
     commands.done("table", "add", "d", "membership")
@@ -120,6 +123,7 @@ def test_a_principals_audiences_are_shown(conn: Session, commands: Commands) -> 
     assert "INVALID_CLAIMS" in commands.refused(*of, "--claims", "3")
 
 
+@pytest.mark.slow
 def test_the_sums_of_audiences_are_verified_and_adopted(conn: Session, commands: Commands) -> None:
     conn.execute("insert into app.job (id, team_id) values ('1', 't1'), ('2', 't2'), ('3', 't2')")
     commands.done("table", "add", "d", "job", "--audience", TEAM)

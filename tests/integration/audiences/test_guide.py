@@ -66,6 +66,7 @@ def uses_index(conn: Session, table: str) -> bool:
     return f"{table}_audience" in plan
 
 
+@pytest.mark.slow
 def test_only_the_owner(session: Session, migrated_url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     set_up(session, migrated_url, "Only the owner", monkeypatch, tmp_path)
     assert set(load_database(session, "shop").restricted) == {"note", "photo"}
@@ -87,6 +88,7 @@ def test_teams_by_claim(session: Session, migrated_url: str, monkeypatch: pytest
     assert load_database(session, "shop").audience_rules.write is not None
 
 
+@pytest.mark.slow
 def test_rooms_by_membership(
     session: Session, migrated_url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

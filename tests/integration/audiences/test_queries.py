@@ -168,6 +168,7 @@ def given(conn: Session, query: str, shadow: str = "") -> set[tuple[str, str]]:
     return set(rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("query", "tables", "traced"), TRACED, ids=[one[0] for one in TRACED])
 def test_a_changed_row_of_a_traced_table_tells_whom_it_concerns(
     conn: Session, synced: Database, query: str, tables: list[str], traced: list[str]

@@ -44,6 +44,7 @@ def refused(*arguments: str) -> str:
     return line
 
 
+@pytest.mark.slow
 def test_a_database_from_nothing_to_synced_tables(conn: Session, migrated_url: str) -> None:
     at = ("--postgres-url", migrated_url)
     conn.execute(TABLES)
@@ -81,6 +82,7 @@ create table app."no ""key" (n int);
 """
 
 
+@pytest.mark.slow
 def test_all_that_is_refused_is_told_at_once_each_with_what_helps(conn: Session, migrated_url: str) -> None:
     at = ("--postgres-url", migrated_url)
     conn.execute(TABLES + ROW_SECURITY)

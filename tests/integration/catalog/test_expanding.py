@@ -75,6 +75,7 @@ def breaches(before: Shape, after: Shape) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_migrations_that_older_releases_work_with_only_add(database_url: str) -> None:
     """Every migration is run, one by one."""
     scripts = list(reversed(list(migrate._scripts().walk_revisions())))

@@ -59,6 +59,7 @@ def agrees(conn: Session) -> None:
     assert conn.execute("select count(*) from anabranch.captured").fetchone() == (0,)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when", ["registered after", "capture off and on"])
 def test_a_dump_is_restored_into_a_table(
     conn: Session, migrated_url: str, databases: TestDatabases, tmp_path: Path, when: str

@@ -276,6 +276,7 @@ def test_of_two_joined_tables_both_may_change_at_once(make_rig: Any) -> None:
     assert changes(rig) == [("alice", ["room:r"], []), ("alice", [], ["room:r"])]
 
 
+@pytest.mark.slow
 def test_a_large_transaction_is_logged_with_whom_its_rows_are_for(rig: ResolverRig) -> None:
     a = rig.node("a", "alice")
     a.insert("note", {"id": "0", "owner": "alice"})

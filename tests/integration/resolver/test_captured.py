@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from anabranch.merge import SERVER_NODE
 from anabranch.testkit.resolver_rig import ResolverRig
 from anabranch.v1 import change_pb2
@@ -188,6 +190,7 @@ def test_truncate_deletes_every_row_and_late_inserts_stay(rig: ResolverRig) -> N
     assert rig.rows("todo", "id") == [("n11",)]
 
 
+@pytest.mark.slow
 def test_what_is_captured_while_a_group_runs_is_in_the_next(rig: ResolverRig) -> None:
     node = rig.node("a")
     rig.sql("insert into app.todo values ('x', 'milk', false)")

@@ -262,6 +262,7 @@ def looked_at(rig: ResolverRig, session: Session, transactions: int, changes: in
     return float(looked) / (changes * transactions)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small")
 def test_work_for_a_change_does_not_grow_with_what_waits_behind_it(rig: ResolverRig) -> None:
     """Postgres looks at as many captured rows for each, however many transactions wait."""

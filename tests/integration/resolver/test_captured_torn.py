@@ -28,6 +28,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", CHANGES.values(), ids=CHANGES.keys())
 def test_a_table_whose_changes_cannot_be_read_stops_until_it_is_registered_anew(
     make_rig: Any, changes: list[str]

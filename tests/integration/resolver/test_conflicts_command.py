@@ -92,6 +92,7 @@ def test_a_wrong_question_is_refused_in_a_line(told: ResolverRig, options: list[
     assert len(result.stderr.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_conflicts_of_a_table_that_was_registered_anew_or_removed_are_still_listed(told: ResolverRig) -> None:
     before = lines(told)
     of_row = lines(told, "--table", "todo", "--key", "x")

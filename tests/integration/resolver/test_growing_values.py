@@ -74,6 +74,7 @@ def test_a_value_that_would_grow_too_far_is_refused_with_its_column(make_rig: An
     assert 'column "v"' in verdict.message
 
 
+@pytest.mark.slow
 def test_json_that_is_kept_as_it_came_does_not_grow(make_rig: Any) -> None:
     rig: ResolverRig = make_rig("create table t (id int primary key, v json, n numeric(10, 2))", {"t": None})
     made = rig.node("a").insert("t", {"id": 1, "v": numbers(400)})

@@ -103,6 +103,7 @@ def test_its_own_batch_comes_to_its_node_at_once(restricted: Any, jobs: Audience
     other.cancel()
 
 
+@pytest.mark.slow
 def test_heartbeats_carry_own_sums(restricted: Any, jobs: AudienceWriter) -> None:
     last = jobs.put(("1", "a", "one"), ("2", "b", "two"))
     for teams in (["a"], ["a", "b"], []):
@@ -187,6 +188,7 @@ def test_memberships_change_live(place: Any) -> None:
     jobs.close()
 
 
+@pytest.mark.slow
 def test_a_slow_subscriber_pages_and_misses_nothing(restricted: Any, jobs: AudienceWriter) -> None:
     start = jobs.put(("0", "a", "z"))
     stream = viewer(restricted, "x", "a").subscribe(start)

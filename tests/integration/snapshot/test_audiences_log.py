@@ -129,6 +129,7 @@ def test_its_own_batch_comes_to_its_node_in_any_case(restricted: Any, jobs: Audi
     assert not viewer(restricted, "x", "b").get().page.groups
 
 
+@pytest.mark.slow
 def test_parts_of_groups_and_effects(restricted: Any, jobs: AudienceWriter) -> None:
     large = "x" * 5_000
     jobs.put(("1", "a", large), ("2", "b", large), ("3", "a", "small"), one_batch=True)
@@ -270,6 +271,7 @@ def test_other_rules_end_streams_and_hold_at_once(
     assert not answer.page.audiences.values
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_devices_come_to_what_they_may_see(place: Any, seed: int) -> None:
     """Rows that come, move and go while memberships do; pages of any size; pulls of what is gained."""

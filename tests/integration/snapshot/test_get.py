@@ -141,6 +141,7 @@ def test_a_node_tells_the_schema_version_that_its_app_was_built_for(
     assert refusal(reader) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("max_bytes", [1, 3_000, 20_000])
 def test_a_group_larger_than_a_page_comes_in_parts_that_make_it_whole(
     writer: LogWriter, reader: Reader, max_bytes: int
@@ -179,6 +180,7 @@ def test_l01_l03_an_effect_of_9_mb_and_many_large_ones_pass_through_a_default_ch
         assert any(batch.effect_incomplete for page in pages for group in page.groups for batch in group.batches)
 
 
+@pytest.mark.slow
 def test_values_that_lost_come_with_their_batch_and_split_like_effects(writer: LogWriter, reader: Reader) -> None:
     effect = EffectBuilder(writer.table("item")).insert(rows(1)[0])
     value = value_pb2.Value(string_value="lost " * 50).SerializeToString()

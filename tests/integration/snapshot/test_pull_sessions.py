@@ -117,6 +117,7 @@ def test_while_a_pull_runs_the_log_is_kept_from_its_moment_on(place: Any, writer
     stream.cancel()
 
 
+@pytest.mark.slow
 def test_only_so_many_read_at_once_and_only_so_many_wait(narrow: SnapshotRig, place: Any, writer: LogWriter) -> None:
     writer.insert("item", rows(400, 50_000))
     reader = narrow.reader(place.name)

@@ -45,6 +45,7 @@ def reading(rig: SnapshotRig) -> float:
     return rig.metric("anabranch_pulls", state="reading")
 
 
+@pytest.mark.slow
 def test_one_principal_that_pulls_slowly_leaves_a_turn_to_others(place: Any, writer: LogWriter, reader: Reader) -> None:
     writer.insert("item", rows(400, 50_000))
     slow = place.make_reader()

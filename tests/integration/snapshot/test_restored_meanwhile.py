@@ -83,6 +83,7 @@ def turn_taken(place: Any, writer: LogWriter, call: str = "pull") -> Iterator[No
         comparison.asked.put(None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", ["pull", "compare"])
 def test_a_call_that_waited_for_its_turn_gives_no_row_of_a_history_that_lost_what_its_node_saw(
     place: Any, writer: LogWriter, reader: Reader, call: str
@@ -104,6 +105,7 @@ def test_a_call_that_waited_for_its_turn_gives_no_row_of_a_history_that_lost_wha
     assert epoch(place) != before
 
 
+@pytest.mark.slow
 def test_a_node_whose_position_the_moment_has_is_served_after_it_waited(
     place: Any, writer: LogWriter, reader: Reader
 ) -> None:
@@ -116,6 +118,7 @@ def test_a_node_whose_position_the_moment_has_is_served_after_it_waited(
     assert Pulled().all(stream).done["item"].rows_done == 204
 
 
+@pytest.mark.slow
 def test_a_pull_does_not_go_on_in_a_history_that_lacks_what_it_has_brought(
     place: Any, writer: LogWriter, reader: Reader
 ) -> None:
@@ -131,6 +134,7 @@ def test_a_pull_does_not_go_on_in_a_history_that_lacks_what_it_has_brought(
     assert Pulled().all(reader.pull()).done["item"].rows_done == 201
 
 
+@pytest.mark.slow
 def test_what_a_later_part_has_shown_counts_as_much_as_the_first_one(
     place: Any, writer: LogWriter, reader: Reader
 ) -> None:
@@ -204,6 +208,7 @@ def test_a_subscription_begins_in_the_history_that_it_was_let_in_for(
     assert reason(stream) == "UNAVAILABLE"
 
 
+@pytest.mark.slow
 def test_a_subscriber_that_catches_up_is_not_led_into_another_history(
     place: Any, writer: LogWriter, reader: Reader
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -133,6 +134,7 @@ CHANGES = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=1_500, deadline=None)
 @given(st.lists(CHANGES, max_size=6), AUDIENCES)
 def test_the_most_rows_at_once_are_those_of_the_fullest_place(groups: list[Any], claimed: frozenset[str]) -> None:

@@ -15,6 +15,7 @@ ID = "01ARZ3NDEKTSV4RRFFQ69G5FAV"
 HEAD = DatabaseHead(1, "d", "epoch", 5, 7, 1000, b"k" * 32, 123_456_789_012, b"c" * 16)
 
 
+@pytest.mark.slow
 @given(
     verdicts=st.lists(
         st.builds(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Set
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.resolver.made import taken
@@ -39,6 +40,7 @@ def test_a_group_is_some_of_what_was_taken(queue: list[Taken], most: int, owed: 
     assert not waiting or {t.principal for t in chosen.now} <= waiting
 
 
+@pytest.mark.slow
 @given(batches(), st.data())
 def test_every_principal_is_served_in_as_many_groups_as_there_are(queue: list[Taken], data: st.DataObject) -> None:
     """A group decides some of what it chose, the lowest id at least, whoever's that is."""

@@ -117,6 +117,7 @@ def test_one_that_overruns_or_dies_is_ended_and_replaced(functions: Functions, n
     assert ask(functions, "join").value == "theirs / mine"
 
 
+@pytest.mark.slow
 def test_whoever_asks_while_another_is_asked_waits_no_longer_than_a_call(functions: Functions) -> None:
     assert ask(functions, "join").value == "theirs / mine"
     threads = [threading.Thread(target=ask, args=(functions, "hangs")) for _ in range(2)]
@@ -153,6 +154,7 @@ def test_nothing_is_left_when_it_is_closed(functions: Functions) -> None:
         functions.ask("join", None, None, None)
 
 
+@pytest.mark.slow
 def test_nothing_is_left_when_the_service_is_killed(tmp_path: Path) -> None:
     """Also where the function was under way, and would never come back."""
     code = (

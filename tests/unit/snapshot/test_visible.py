@@ -352,6 +352,7 @@ def _change(draw: st.DrawFn, rows: dict[str, tuple[str, frozenset[str]]]) -> Cha
     return Change(UPDATE, key, title, before, sorted(after))
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(histories(), st.lists(st.integers(-3, 4), min_size=1, max_size=6), st.data())
 def test_a_device_comes_to_what_it_may_see(

@@ -46,6 +46,7 @@ def device(installed: Callable[..., Environment]) -> Environment:
     return installed("device")
 
 
+@pytest.mark.slow
 def test_a_device_has_all_that_its_wheel_needs_and_nothing_of_the_server(device: Environment) -> None:
     imported = set(device.python(IMPORT_ALL, ONLY_UNIX, "").split())
     assert {"anabranch.client.db", "anabranch.cli.dead", "anabranch.v1.ingest_pb2_grpc"} <= imported
@@ -55,6 +56,7 @@ def test_a_device_has_all_that_its_wheel_needs_and_nothing_of_the_server(device:
     assert device.python(FIND, *elsewhere).split() == []
 
 
+@pytest.mark.slow
 def test_a_device_opens_its_file_and_looks_at_its_letters(device: Environment) -> None:
     file = str(device.folder / "device.db")
     device.python(OPEN, file)

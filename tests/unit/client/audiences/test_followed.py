@@ -54,6 +54,7 @@ class Followed:
         self._cancelled = True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slice_s", [0.0, 100.0])
 def test_the_background_follows_what_the_principal_may_see(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slice_s: float
