@@ -20,6 +20,7 @@ def test_what_is_left_out_has_its_default() -> None:
         "max_absence_days": None,
         "on_rewind": "dead_letter",
         "pull_base_max_age_minutes": 360,
+        "new_tables": "none",
     }
     assert policy.absence_days == 30
 

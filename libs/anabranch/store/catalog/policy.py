@@ -84,7 +84,9 @@ class DatabasePolicy(_Model):
     ``retention_days`` how long the log, verdicts and tombstones are kept; ``max_absence_days`` how long a node may be
     away before its log is cut (None: the retention). ``on_rewind``: how a node treats its confirmed batches that a
     restored server has lost. ``pull_base_max_age_minutes``: how old the oldest change may be that a published base
-    lacks, for pulls to be served from it (0: never)."""
+    lacks, for pulls to be served from it (0: never). ``new_tables``: which tables that are made in the schema are
+    registered by themselves: none, all, or those whose names are like the pattern, with * for any characters and ? for
+    one."""
 
     order: Order = "server"
     resurrect: bool = False
@@ -94,6 +96,7 @@ class DatabasePolicy(_Model):
     max_absence_days: Annotated[int, Field(ge=1, le=36_500)] | None = None
     on_rewind: OnRewind = "dead_letter"
     pull_base_max_age_minutes: Annotated[int, Field(ge=0, le=525_600)] = 360
+    new_tables: Annotated[str, Field(min_length=1, max_length=200)] = "none"
 
     @property
     def absence_days(self) -> int:

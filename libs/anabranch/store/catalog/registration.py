@@ -71,14 +71,16 @@ with head as (
     insert into anabranch.synced_tables
         (id, database_id, name, columns, key_columns, policy, registered_ms, first_position,
          audience, audience_columns, audience_is_list, sql_name, former_columns, column_numbers,
-         relation)
+         relation, shape)
     overriding system value
-    select %(number)s, %(database)s, %(name)s, %(columns)s, %(key_columns)s::text[], %(policy)s, %(now_ms)s, position,
-           %(audience)s, %(audience_columns)s::text[], %(audience_is_list)s, nullif(%(sql_name)s, %(name)s),
-           %(former_columns)s, %(column_numbers)s::int2[],
-           (select c.oid from pg_class c join pg_namespace n on n.oid = c.relnamespace
-            where n.nspname = %(schema)s and c.relname = %(sql_name)s and c.relkind in ('r', 'p'))
-    from head
+    select %(number)s, %(database)s, %(name)s::text, %(columns)s, %(key_columns)s::text[], %(policy)s, %(now_ms)s,
+           position, %(audience)s, %(audience_columns)s::text[], %(audience_is_list)s,
+           nullif(%(sql_name)s::text, %(name)s::text),
+           %(former_columns)s, %(column_numbers)s::int2[], c.oid, anabranch.shape_of(c.oid)
+    from head left join (
+        select c.oid from pg_class c join pg_namespace n on n.oid = c.relnamespace
+        where n.nspname = %(schema)s and c.relname = %(sql_name)s::text and c.relkind in ('r', 'p')
+    ) c on true
     returning id, first_position
 )
 insert into anabranch.table_sums (table_id, position, row_count, row_hash)

@@ -37,6 +37,7 @@ _CHANGED = (
     "audiences_missed",
     "batches",
     "captured",
+    "captured_shapes",
     "claims",
     "conflicts",
     "groups",
@@ -45,12 +46,23 @@ _CHANGED = (
     "nodes",
     "principals",
     "row_versions",
+    "schema_changes",
     "table_sums",
     "undertaken",
 )
 """Our tables that a writer reads and changes."""
 _READ = ("code_revisions", "epochs", "former_tables", "schema_revision", "synced_tables")
 """Our tables that it only reads."""
+_CALLED = (
+    "begin_table(int, int, text, jsonb, text[], jsonb, bigint)",
+    "end_table(int)",
+    "follow_table(int, jsonb, jsonb, text[], text, jsonb, jsonb, bigint)",
+    "followed_audience(int)",
+    "leave_table(int, int)",
+    "move_database(int)",
+    "renew_table(int, bigint)",
+)
+"""Our functions by which it has the catalog follow the tables."""
 _READABLE: LiteralString = """
 select a.attname::text from pg_catalog.pg_attribute a
 where a.attrelid = 'anabranch.databases'::pg_catalog.regclass and a.attnum > 0 and not a.attisdropped
@@ -76,7 +88,10 @@ select pg_catalog.has_schema_privilege(r.oid, 'anabranch', 'USAGE')
        from unnest(%(read)s::text[]) t(name))
   and (select pg_catalog.bool_and(pg_catalog.has_column_privilege(r.oid, 'anabranch.databases', c.attname, 'SELECT'))
        from ({_READABLE}) c)
+  and (select pg_catalog.bool_and(pg_catalog.has_function_privilege(r.oid, 'anabranch.' || f.name, 'EXECUTE'))
+       from unnest(%(called)s::text[]) f(name))
   and pg_catalog.has_column_privilege(r.oid, 'anabranch.databases', 'schema_version', 'UPDATE')
+  and pg_catalog.has_column_privilege(r.oid, 'anabranch.databases', 'ddl_version', 'UPDATE')
   and pg_catalog.has_column_privilege(r.oid, 'anabranch.synced_tables', 'torn_ms', 'UPDATE')
 from pg_catalog.pg_roles r where r.rolname = %(role)s
 """
@@ -157,7 +172,7 @@ def writers(conn: Connection) -> list[str]:
 def has_ours(conn: Connection, role: str) -> bool:
     """Whether a role is a writer with all rights to our tables: one of an older release may lack some. Waits for no
     lock. Raises psycopg.Error."""
-    asked = {"role": role, "changed": list(_CHANGED), "read": list(_READ)}
+    asked = {"role": role, "changed": list(_CHANGED), "read": list(_READ), "called": list(_CALLED)}
     return role in writers(conn) and conn.execute(_HAS_OURS, asked).fetchone() == (True,)
 
 
@@ -225,8 +240,9 @@ def _grant_ours(conn: Connection, role: str) -> None:
     _run(conn, f"grant usage on schema anabranch to {to}")
     _run(conn, f"grant select, insert, update, delete on {_named(_CHANGED)} to {to}")
     _run(conn, f"grant select on {_named(_READ)} to {to}")
-    _run(conn, f"grant select ({columns}), update (schema_version) on anabranch.databases to {to}")
+    _run(conn, f"grant select ({columns}), update (schema_version, ddl_version) on anabranch.databases to {to}")
     _run(conn, f"grant update (torn_ms) on anabranch.synced_tables to {to}")
+    _run(conn, f"grant execute on function {_named(_CALLED)} to {to}")
     _grant_acting(conn, role)
 
 

@@ -2,24 +2,209 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any, LiteralString
 
 import psycopg
 
+from anabranch.errors import ServerError
 from anabranch.store.catalog.databases import Database
-from anabranch.store.ddl.difference import TableChange
-from anabranch.store.ddl.markers import Marker
+from anabranch.store.catalog.policy import TablePolicy
+from anabranch.store.catalog.refusals import TableRefusal, why_not
+from anabranch.store.catalog.relation import Relation, relations_of, types_of
+from anabranch.store.cells.binary_cells import quote
+from anabranch.store.ddl.difference import Registered, TableChange, difference, new_table
+from anabranch.store.ddl.markers import Marker, waiting
+from anabranch.store.ddl.shapes import Shape, shape_of_columns
+from anabranch.store.session.steps import run
+from anabranch.values import Table
+from anabranch.values.identities import new_identity
+from anabranch.values.postgres_types import Types
 
 Connection = psycopg.Connection[Any]
 
+_STOPPING = frozenset(
+    {
+        TableRefusal.NO_PRIMARY_KEY,
+        TableRefusal.KEY_TYPE,
+        TableRefusal.KEY_NOT_WRITABLE,
+        TableRefusal.RESERVED_NAME,
+        TableRefusal.NAME_CLASH,
+        TableRefusal.NOT_PERMANENT,
+    }
+)
+"""The refusals that stop a table which is synced; the others are reported as drift."""
+
+_REGISTERED: LiteralString = """
+select id, shape, relation from anabranch.synced_tables where database_id = %s and id = any(%s)
+"""
+_CAPTURED_BY: LiteralString = """
+select pg_catalog.split_part(pg_catalog.encode(t.tgargs, 'escape'), '\\000', 2)::int
+from pg_catalog.pg_trigger t join pg_catalog.pg_proc p on p.oid = t.tgfoid
+join pg_catalog.pg_namespace n on n.oid = p.pronamespace
+where n.nspname = 'anabranch' and p.proname = 'capture_truncate'
+  and pg_catalog.split_part(pg_catalog.encode(t.tgargs, 'escape'), '\\000', 1) = %s::text
+"""
+_AUDIENCE: LiteralString = "select expression from anabranch.followed_audience(%s)"
+
+
+class AlteredMeanwhileError(ServerError):
+    """Tables are altered at this very moment: the caller rolls back, and looks again."""
+
+    REASON = "UNAVAILABLE"
+
 
 def changes_of(conn: Connection, database: Database, markers: Sequence[Marker], *, position: int) -> list[TableChange]:
-    """One change for each table that ``markers`` name, in the order of their first markers: tables of which nothing
-    changed in the end are among them, with ``after`` equal to ``before``; new ones that the database's policy leaves
-    out are not. ``position``: that of the group. Nothing is written.
+    """One change for each table that ``markers`` name, in the order of their first markers. Tables of which nothing
+    changed in the end are among them (``nothing``), and new ones that can't be synced (``refused``). ``position``: that
+    of the group.
+
+    The tables are locked against further DDL, to the transaction's end, which so waits for a group commit at most;
+    where others hold a table, this fails at once. Nothing is written.
 
     Raises:
+        AlteredMeanwhileError: a table has been altered since the markers were read.
+        psycopg.errors.LockNotAvailable: a table is being altered.
         psycopg.Error: the catalog can't be read.
     """
-    raise NotImplementedError
+    of_tables: dict[int, list[Marker]] = {}
+    schema_name = database.schema_name
+    for marker in markers:
+        if marker.schema_name:
+            schema_name = marker.schema_name
+        else:
+            of_tables.setdefault(marker.table_id, []).append(marker)
+    here = [of_table[-1].sql_name for of_table in of_tables.values() if not of_table[-1].dropped]
+    _lock(conn, schema_name, here)
+    if [marker.id for marker in waiting(conn, database.id)] != [marker.id for marker in markers]:
+        raise AlteredMeanwhileError("tables were altered while the group began")
+    return _Reading(conn, database, schema_name, position, of_tables).changes()
+
+
+def _lock(conn: Connection, schema_name: str, names: Iterable[str]) -> None:
+    for name in sorted(names):
+        try:
+            conn.execute(f"lock table {quote(schema_name)}.{quote(name)} in access share mode nowait".encode())
+        except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName) as error:
+            raise AlteredMeanwhileError(f'table "{name}" has another name by now') from error
+
+
+class _Reading:
+    """The material of one group's changes."""
+
+    def __init__(
+        self,
+        conn: Connection,
+        database: Database,
+        schema_name: str,
+        position: int,
+        of_tables: dict[int, list[Marker]],
+    ) -> None:
+        self.conn, self.database, self.position, self.of_tables = conn, database, position, of_tables
+        rows = conn.execute(_REGISTERED, (database.id, list(of_tables))).fetchall()
+        self.kept = {number: (shape, relation) for number, shape, relation in rows}
+        names = [markers[-1].sql_name for markers in of_tables.values()]
+        self.relations, _ = run(conn, relations_of(schema_name, names))
+        self.captured = {number for (number,) in conn.execute(_CAPTURED_BY, (database.id,)).fetchall()}
+        # By number, as the tables are called from here on.
+        self.called = {table.id: table.sql_name for table in database.tables.values()}
+        self.called |= {number: markers[-1].sql_name for number, markers in of_tables.items()}
+        gone = {number for number, markers in of_tables.items() if markers[-1].dropped}
+        self.called = {number: name for number, name in self.called.items() if number not in gone}
+        self.identities = {table.name for table in database.tables.values() if table.id not in gone}
+        self.types = self._types()
+
+    def _types(self) -> Types:
+        shapes = [markers[-1].shape for markers in self.of_tables.values()]
+        oids = {c.type_oid for shape in shapes if shape is not None for c in shape.columns}
+        for kept, _ in self.kept.values():
+            oids |= {int(c["oid"]) for c in (kept or {"columns": ()})["columns"]}
+        return run(self.conn, types_of(oids - {0}))
+
+    def changes(self) -> list[TableChange]:
+        found = []
+        for number, markers in self.of_tables.items():
+            table = self.database.tables_by_id.get(number)
+            if table is not None:
+                found.append(self._registered(table, markers))
+            elif any(marker.created for marker in markers):
+                found.append(self._new(markers))
+            else:
+                # Its registration has ended.
+                found.append(TableChange(None, None, markers=tuple(markers)))
+        return found
+
+    def _registered(self, table: Table, markers: list[Marker]) -> TableChange:
+        kept, relation = self.kept.get(table.id, (None, 0))
+        following = next((marker.shape for marker in markers if marker.shape is not None), None)
+        shape = shape_of_columns(table, following) if kept is None else Shape.from_json(kept)
+        registered = Registered(table, shape, relation)
+        change = difference(
+            registered, markers, self.types, position=self.position, refusals=self._refusals(table, markers)
+        )
+        if change.after is None or change.refused:
+            return change
+        if table.name in self.database.torn and not change.pulled:
+            pulled = "its changes could not be read meanwhile"
+            change = replace(change, pulled=pulled, rewritten=frozenset(), recount=True)
+        if trouble := self._audience_trouble(change):
+            return difference(registered, markers, self.types, position=self.position, refusals=[trouble])
+        return change
+
+    def _refusals(self, table: Table, markers: list[Marker]) -> list[str]:
+        last = markers[-1]
+        if last.dropped:
+            return []
+        relation = self.relations.get(last.sql_name)
+        if relation is None or table.id not in self.captured:
+            return ["its direct writes are not captured: its triggers are gone"]
+        policy = self.database.table_policies[table.name]
+        restricted = table.name in self.database.restricted
+        others = [name for number, name in self.called.items() if number != table.id]
+        policy = policy.model_copy(update={"columns": {}})
+        found = why_not(relation, self.types_of(relation), policy, others, restricted=restricted)
+        return [refused.text for refused in found if refused.reason in _STOPPING]
+
+    def types_of(self, relation: Relation) -> Types:
+        """All types of a relation."""
+        missing = {c.type_oid for c in relation.columns} - self.types.keys()
+        if missing:
+            self.types = {**self.types, **run(self.conn, types_of(missing))}
+        return self.types
+
+    def _audience_trouble(self, change: TableChange) -> str:
+        """Why the table's audience expression can't go on, "" where it can."""
+        assert change.before is not None
+        audience = self.database.restricted.get(change.before.name)
+        if audience is None:
+            return ""
+        read = {change.before.by_sql_name[name].name: name for name in audience.columns}
+        for former in change.dropped:
+            if former.column.name in read:
+                what = "has another type now" if former.successor else "was dropped"
+                return (
+                    f'its audience expression reads column "{former.column.sql_name}", which {what}: give it another '
+                    "one (`anabranch table audience`)"
+                )
+        if any(name in read for name in change.renamed):
+            [(expression,)] = self.conn.execute(_AUDIENCE, (change.before.id,)).fetchall()
+            if expression is None:
+                names = ", ".join(f'"{was}"' for name, (was, _) in change.renamed.items() if name in read)
+                return (
+                    f"its audience expression reads {names}, under another name now, and can't be written anew: give "
+                    "it another one (`anabranch table audience`)"
+                )
+        return ""
+
+    def _new(self, markers: list[Marker]) -> TableChange:
+        last = markers[-1]
+        if last.dropped or last.shape is None:
+            return TableChange(None, None, markers=tuple(markers))
+        name = new_identity(last.sql_name, self.identities)
+        self.identities.add(name)
+        refusals = ["it is not there"]
+        if relation := self.relations.get(last.sql_name):
+            others = [one for number, one in self.called.items() if number != last.table_id]
+            refusals = [refused.text for refused in why_not(relation, self.types_of(relation), TablePolicy(), others)]
+        return new_table(last, last.shape, self.types, name=name, markers=markers, refusals=refusals)

@@ -41,10 +41,12 @@ _DELETE: LiteralString = "delete from anabranch.captured where database_id = %s 
 class Marker:
     """A change of one table by DDL. ``shape``: as the table is from here on, None where it is gone, or was moved out of
     the database's schema (``dropped``). ``relation`` is the table's oid, ``sql_name`` its name from here on.
-    ``created``: the table is new, and ``table_id`` the number that it is to be registered by, 0 where the triggers
-    could not be made. ``rewritten``: Postgres wrote all of its rows anew, so that columns may have other values.
-    ``ambiguous``: no event trigger saw it, and the images that wait do not show which of them are older; "" where they
-    do, else why not. ``command`` is the text that its session ran, cut; ``tag`` names the command."""
+    ``created``: the table is new, and ``table_id`` the number that it is to be registered by. ``rewritten``: not 0
+    where Postgres wrote all of its rows anew, so that columns may have other values: the reasons as
+    ``pg_event_trigger_table_rewrite_reason`` tells them, 2 for a column's default or expression, 4 for a type.
+    ``schema_name``: the database's schema is called so from here on; then it is of no table. ``ambiguous``: no event
+    trigger saw it, and the images that wait do not show which of them are older; "" where they do, else why not.
+    ``command`` is the text that its session ran, cut; ``tag`` names the command."""
 
     id: int
     xid: int
@@ -57,10 +59,18 @@ class Marker:
     tag: str
     role: str
     application: str
-    rewritten: bool = False
+    rewritten: int = 0
     dropped: bool = False
     created: bool = False
     ambiguous: str = ""
+    schema_name: str = ""
+    placed: int = 0
+
+    @property
+    def before_id(self) -> int:
+        """Images of the table with smaller numbers are older than this change. Its own number, but where no event
+        trigger has seen it (``placed``)."""
+        return self.placed or self.id
 
 
 def waiting(conn: Connection, database_id: int) -> list[Marker]:
@@ -94,8 +104,10 @@ def _marker(
         tag=told.get("tag", ""),
         role=role,
         application=application,
-        rewritten=told.get("rewritten", False),
+        rewritten=told.get("rewritten", 0),
         dropped=told.get("dropped", False),
         created=told.get("created", False),
         ambiguous=told.get("ambiguous", ""),
+        schema_name=told.get("schema_name", ""),
+        placed=told.get("before_id", 0),
     )

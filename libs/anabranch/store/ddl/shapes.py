@@ -8,9 +8,11 @@ the type keeps its number: the labels of an enumeration, the attributes of a com
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
+
+from anabranch.values import Column, Table
 
 _TEXT = 25
 
@@ -39,10 +41,12 @@ class ShapeColumn:
 
 @dataclass(frozen=True)
 class Shape:
-    """The columns of a table in the order of their numbers, and the numbers of its key's columns in the key's order."""
+    """The columns of a table in the order of their numbers, and the numbers of its key's columns in the key's order.
+    ``behind``: the table had more columns already when this was written down, whose values nobody has sent."""
 
     columns: tuple[ShapeColumn, ...]
     key: tuple[int, ...]
+    behind: bool = False
 
     @cached_property
     def by_number(self) -> Mapping[int, ShapeColumn]:
@@ -58,7 +62,28 @@ class Shape:
     def from_json(cls, kept: Mapping[str, Any]) -> Shape:
         """A shape as ``anabranch.shape_of`` makes it."""
         missing: Mapping[str, str] = kept.get("missing") or {}
-        return cls(tuple(_columns(kept["columns"], missing)), tuple(kept["key"]))
+        return cls(tuple(_columns(kept["columns"], missing)), tuple(kept["key"]), bool(kept.get("behind")))
+
+    def to_json(self) -> dict[str, Any]:
+        """The shape as ``anabranch.shape_of`` makes it."""
+        missing = {str(c.number): c.missing for c in self.columns if c.missing is not None}
+        return {
+            "columns": [_kept(c) for c in self.columns],
+            "key": list(self.key),
+            **({"missing": missing} if missing else {}),
+            **({"behind": True} if self.behind else {}),
+        }
+
+
+def _kept(c: ShapeColumn) -> dict[str, Any]:
+    """As JSON, without what most columns lack."""
+    further: dict[str, Any] = {
+        "nn": c.not_null, "gen": c.generated, "id": c.identity, "def": c.default, "textual": c.textual, "deep": c.deep
+    }  # fmt: skip
+    kept = {"n": c.number, "name": c.name, "type": c.type, "oid": c.type_oid}
+    if c.modifier != -1:
+        kept["mod"] = c.modifier
+    return kept | {name: value for name, value in further.items() if value}
 
 
 def _columns(kept: list[Mapping[str, Any]], missing: Mapping[str, str]) -> Iterator[ShapeColumn]:
@@ -77,6 +102,23 @@ def _columns(kept: list[Mapping[str, Any]], missing: Mapping[str, str]) -> Itera
             textual=c.get("textual", False),
             deep=c.get("deep"),
         )
+
+
+def shape_of_columns(table: Table, like: Shape | None) -> Shape:
+    """The shape of a table of which none was kept, as far as its columns tell. ``like``: a later one, whose columns of
+    the same type they may be."""
+    columns = [_column_of(column, like) for column in table.columns]
+    by_name = {column.name: column.number for column in columns}
+    key = tuple(by_name[table.by_name[name].sql_name] for name in table.key_columns)
+    return Shape(tuple(columns), key, behind=True)
+
+
+def _column_of(column: Column, like: Shape | None) -> ShapeColumn:
+    found = None if like is None else like.by_number.get(column.number) or like.by_name.get(column.sql_name)
+    if found is not None and found.type == column.postgres_type:
+        return replace(found, name=column.sql_name, missing=None)
+    number = column.number or (0 if found is None else found.number)
+    return ShapeColumn(number, column.sql_name, column.postgres_type, 0, not_null=column.not_null)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +149,7 @@ def _read_as(column: ShapeColumn) -> str:
     if column.textual or column.deep is None:
         return "text" if column.textual else column.type
     deep = column.deep
-    while "domain" in deep and deep["of"] is not None:
+    while "domain" in deep and "of" in deep:
         deep = deep["of"]
     if "enum" in deep:
         # An enumeration is sent as its label.

@@ -79,12 +79,15 @@ PAGES = "select pg_relation_size('anabranch.row_versions') / current_setting('bl
 OLD_TOMBSTONES = """
 select w.table_id, w.key from anabranch.row_versions w
 where w.ctid >= %(first)s::tid and w.ctid < %(end)s::tid
-  and w.tombstone_batch is not null and w.table_id = any(%(tables)s::int[]) and w.last_position <= %(upto)s
+  and (w.tombstone_batch is not null and w.table_id = any(%(tables)s::int[]) and w.last_position <= %(upto)s
+       or not exists (select from anabranch.synced_tables t where t.id = w.table_id))
 """
 TOMBSTONES = """
 delete from anabranch.row_versions w
 using unnest(%(ids)s::int[], %(keys)s::text[]) q(table_id, key)
-where w.table_id = q.table_id and w.key = q.key and w.tombstone_batch is not null and w.last_position <= %(upto)s
+where w.table_id = q.table_id and w.key = q.key
+  and (w.tombstone_batch is not null and w.last_position <= %(upto)s
+       or not exists (select from anabranch.synced_tables t where t.id = w.table_id))
 """
 # A resolver that found the claim taken waits for a notification.
 RING = "select pg_notify(%(channel)s, %(db)s::text)"

@@ -73,48 +73,470 @@ $$;
 # The constants that rows have which were there before their columns, as our own sessions print them.
 MISSING = """
 create function anabranch.missing_of(relation oid) returns jsonb
-language sql stable set search_path = pg_catalog, pg_temp
+language plpgsql stable set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
 set datestyle = 'ISO, YMD' set intervalstyle = 'postgres' set timezone = 'UTC' set bytea_output = 'hex'
 set extra_float_digits = 1
 as $$
-select jsonb_object_agg(a.attnum, (a.attmissingval::text::text[])[1])
-from pg_attribute a where a.attrelid = $1 and a.attnum > 0 and not a.attisdropped and a.atthasmissing
+begin
+    return (select jsonb_object_agg(a.attnum, (a.attmissingval::text::text[])[1]) from pg_attribute a
+            where a.attrelid = relation and a.attnum > 0 and not a.attisdropped and a.atthasmissing);
+end
 $$;
 """
 
 SHAPE = """
 create function anabranch.shape_of(relation oid) returns jsonb
-language sql stable set search_path = pg_catalog, pg_temp
+language plpgsql stable set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
 as $$
-select jsonb_build_object(
-    'columns', coalesce(jsonb_agg(jsonb_strip_nulls(jsonb_build_object(
-        'n', a.attnum, 'name', a.attname, 'type', format_type(a.atttypid, a.atttypmod), 'oid', a.atttypid::int8,
-        'mod', nullif(a.atttypmod, -1), 'nn', nullif(a.attnotnull, false), 'gen', nullif(a.attgenerated::text, ''),
-        'id', nullif(a.attidentity::text, ''), 'def', md5(pg_get_expr(d.adbin, d.adrelid)),
-        'textual', case when a.atttypid >= 10000
-                             or a.atttypid in (1033, 1034, 3642, 3644, 71, 75, 81, 83, 210, 270, 272, 273)
-                        then nullif(not anabranch.has_binary(a.atttypid), false) end,
-        'deep', case when a.atttypid >= 16384 then anabranch.deep_of(a.atttypid) end
-    )) order by a.attnum), '[]'),
-    'key', coalesce((select to_jsonb((i.indkey::int2[])[0:i.indnkeyatts - 1]) from pg_index i
-                     where i.indrelid = $1 and i.indisprimary), '[]'))
-    || case when bool_or(a.atthasmissing) then jsonb_build_object('missing', anabranch.missing_of($1))
-            else '{}' end
-from pg_attribute a left join pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum and a.atthasdef
-where a.attrelid = $1 and a.attnum > 0 and not a.attisdropped
+begin
+    return (
+        select jsonb_build_object(
+            'columns', coalesce(jsonb_agg(jsonb_strip_nulls(jsonb_build_object(
+                'n', a.attnum, 'name', a.attname, 'type', format_type(a.atttypid, a.atttypmod),
+                'oid', a.atttypid::int8, 'mod', nullif(a.atttypmod, -1), 'nn', nullif(a.attnotnull, false),
+                'gen', nullif(a.attgenerated::text, ''), 'id', nullif(a.attidentity::text, ''),
+                'def', md5(pg_get_expr(d.adbin, d.adrelid)),
+                'textual', case when a.atttypid >= 10000 or a.atttypid = any(odd)
+                                then nullif(not anabranch.has_binary(a.atttypid), false) end,
+                'deep', case when a.atttypid >= 16384 then anabranch.deep_of(a.atttypid) end
+            )) order by a.attnum), '[]'),
+            'key', coalesce((select to_jsonb((i.indkey::int2[])[0:i.indnkeyatts - 1]) from pg_index i
+                             where i.indrelid = relation and i.indisprimary), '[]'))
+            || case when bool_or(a.atthasmissing) then jsonb_build_object('missing', anabranch.missing_of(relation))
+                    else '{}' end
+        from (values (array[1033, 1034, 3642, 3644, 71, 75, 81, 83, 210, 270, 272, 273]::oid[])) few (odd)
+        cross join pg_attribute a
+        left join pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum and a.atthasdef
+        where a.attrelid = relation and a.attnum > 0 and not a.attisdropped);
+end
+$$;
+"""
+
+# The capture triggers of store/capture/triggers.py, for a table that is named by its oid.
+INSTALL_CAPTURE = """
+create function anabranch.install_capture(relation oid, database_id int, table_id int) returns void
+language plpgsql set search_path = pg_catalog, pg_temp
+as $$
+declare
+    resolver constant text := $when$for each row when (pg_catalog.pg_trigger_depth() > 0 and
+        case when pg_catalog.current_setting('anabranch.resolver', true) = pg_catalog.pg_backend_pid()::text
+             then pg_catalog.has_table_privilege(session_user, 'anabranch.captured'::pg_catalog.regclass, 'DELETE')
+             else false end)$when$;
+    one record;
+begin
+    for one in
+        select * from (values
+            ('anabranch_insert', 'after insert', 'referencing new table as new_rows for each statement', 'capture'),
+            ('anabranch_update', 'after update',
+             'referencing old table as old_rows new table as new_rows for each statement', 'capture'),
+            ('anabranch_delete', 'after delete', 'referencing old table as old_rows for each statement', 'capture'),
+            ('anabranch_row_write', 'after insert or update', resolver, 'capture_row'),
+            ('anabranch_row_delete', 'after delete', 'referencing old table as old_rows ' || resolver, 'capture_row'),
+            ('~anabranch_truncate', 'before truncate', 'for each statement', 'capture_truncate')
+        ) t (name, event, how, function)
+    loop
+        execute format('create or replace trigger %I %s on %s %s execute function anabranch.%I(%L, %L)', one.name,
+                       one.event, relation::regclass, one.how, one.function, database_id::text, table_id::text);
+        execute format('alter table %s enable always trigger %I', relation::regclass, one.name);
+    end loop;
+end
 $$;
 """
 
 
+# The schema of a database: a marker that waits may say that it has another name by now.
+SCHEMA_ON_RECORD = """
+create function anabranch.schema_on_record(database_id int) returns text
+language plpgsql stable set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
+as $$
+begin
+    return coalesce(
+        (select convert_from(c.new, 'UTF8')::jsonb ->> 'schema_name' from anabranch.captured c
+         where c.database_id = $1 and c.type = 4 and c.table_id = 0 order by c.id desc limit 1),
+        (select d.schema_name from anabranch.databases d where d.id = $1));
+end
+$$;
+"""
+
+MARK = """
+create function anabranch.mark(database_id int, table_id int, tag text, told jsonb) returns void
+language plpgsql set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
+as $$
+begin
+    insert into anabranch.captured (database_id, table_id, xid, type, depth, new, role, application)
+    values ($1, $2, pg_current_xact_id(), 4, pg_trigger_depth(),
+            convert_to((told || jsonb_build_object('tag', tag, 'command', left(current_query(), 4000)))::text, 'UTF8'),
+            session_user, current_setting('application_name'));
+end
+$$;
+"""
+
+# Compares a table with what is on record of it: the last marker that waits, else the registration. ``rewritten`` are
+# the tables that the command has written anew, each with pg_event_trigger_table_rewrite_reason(): 2 and 4 may bring
+# other values. A transaction that reads one moment may not see columns that others have added: then the marker says
+# that nothing is known for sure.
+NOTICE_TABLE = """
+create function anabranch.notice_table(relation oid, tag text, rewritten text) returns void
+language plpgsql set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
+as $$
+declare
+    one record;
+    registered record;
+    told jsonb;
+    number int;
+    now_has jsonb;
+    reason int := 0;
+    gone boolean;
+    ambiguous text;
+begin
+    select c.relname, n.nspname, c.relnatts, c.relkind, c.relispartition, c.relpersistence,
+           (select string_to_array(encode(t.tgargs, 'escape'), '\\000') from pg_trigger t
+            where t.tgrelid = c.oid and t.tgname = '~anabranch_truncate' and not t.tgisinternal
+              and t.tgfoid = 'anabranch.capture_truncate()'::regprocedure) as arguments
+    into one from pg_class c join pg_namespace n on n.oid = c.relnamespace where c.oid = relation;
+    if one.arguments is null then
+        if tag in ('CREATE TABLE', 'CREATE TABLE AS', 'SELECT INTO') and one.relkind = 'r' and not one.relispartition
+           and one.relpersistence = 'p' then
+            perform anabranch.notice_new_table(relation, one.nspname, one.relname, tag);
+        end if;
+        return;
+    end if;
+    number := one.arguments[2]::int;
+    select convert_from(c.new, 'UTF8')::jsonb into told from anabranch.captured c
+    where c.database_id = one.arguments[1]::int and c.type = 4 and c.table_id = number order by c.id desc limit 1;
+    select s.id, s.shape, coalesce(s.sql_name, s.name) as sql_name into registered from anabranch.synced_tables s
+    where s.id = number and s.database_id = one.arguments[1]::int;
+    if told is null and registered.id is null then
+        return;
+    end if;
+    if rewritten <> '' then
+        select coalesce(bit_or(split_part(r, ':', 2)::int), 0) & 6 into reason
+        from unnest(string_to_array(rewritten, ',')) r where split_part(r, ':', 1) = relation::text;
+    end if;
+    gone := one.nspname <> anabranch.schema_on_record(one.arguments[1]::int);
+    now_has := anabranch.shape_of(relation);
+    if reason = 0 and (case when told is null then
+            not gone and registered.sql_name = one.relname
+            and registered.shape - 'missing' = now_has - 'missing'
+        else
+            gone = coalesce((told ->> 'dropped')::boolean, false) and told ->> 'sql_name' = one.relname
+            and (told -> 'shape') - 'missing' = now_has - 'missing'
+        end) then
+        return;
+    end if;
+    if current_setting('transaction_isolation') in ('repeatable read', 'serializable') and one.relnatts <> (
+        select count(*) from pg_attribute a where a.attrelid = relation and a.attnum > 0
+    ) then
+        ambiguous := 'others had altered it after the moment that its transaction saw';
+    end if;
+    perform anabranch.mark(one.arguments[1]::int, number, tag, jsonb_strip_nulls(jsonb_build_object(
+        'sql_name', one.relname, 'relation', relation::int8, 'rewritten', nullif(reason, 0),
+        'dropped', nullif(gone, false), 'created', nullif(registered.id is null, false), 'ambiguous', ambiguous))
+        || jsonb_build_object('shape', now_has));
+end
+$$;
+"""
+
+# Whether a database's policy has new tables of that name registered by themselves.
+TAKES_NEW_TABLE = """
+create function anabranch.takes_new_table(database_id int, name text) returns boolean
+language plpgsql stable set search_path = pg_catalog, pg_temp
+as $$
+declare
+    pattern text := (select d.policy ->> 'new_tables' from anabranch.databases d where d.id = $1);
+begin
+    if coalesce(pattern, 'none') = 'none' then
+        return false;
+    end if;
+    pattern := regexp_replace(case pattern when 'all' then '*' else pattern end, '([^\\w*?])', '\\\\\\1', 'g');
+    return name ~ ('^' || replace(replace(pattern, '*', '.*'), '?', '.') || '$');
+end
+$$;
+"""
+
+NOTICE_NEW_TABLE = """
+create function anabranch.notice_new_table(relation oid, its_schema text, its_name text, tag text) returns void
+language plpgsql set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
+as $$
+declare
+    database int;
+    number int;
+    writer text;
+    sequence oid;
+begin
+    select d.id into database from anabranch.databases d
+    where anabranch.schema_on_record(d.id) = its_schema and anabranch.takes_new_table(d.id, its_name);
+    if database is null then
+        return;
+    end if;
+    number := nextval(pg_get_serial_sequence('anabranch.synced_tables', 'id'));
+    perform anabranch.install_capture(relation, database, number);
+    for writer in
+        select r.rolname from pg_class c cross join lateral aclexplode(c.relacl) g join pg_roles r on r.oid = g.grantee
+        where c.oid = 'anabranch.row_versions'::regclass and g.privilege_type = 'UPDATE' and g.grantee <> c.relowner
+    loop
+        execute format('grant select, insert, update, delete, truncate on table %s to %I', relation::regclass, writer);
+        for sequence in
+            select s.oid from pg_depend p join pg_class s on s.oid = p.objid
+            where p.classid = 'pg_class'::regclass and p.refclassid = 'pg_class'::regclass and p.refobjid = relation
+              and s.relkind = 'S'
+        loop
+            execute format('grant usage, select on sequence %s to %I', sequence::regclass, writer);
+        end loop;
+    end loop;
+    perform anabranch.mark(database, number, tag, jsonb_build_object(
+        'sql_name', its_name, 'relation', relation::int8, 'created', true, 'shape', anabranch.shape_of(relation)));
+end
+$$;
+"""
+
+# Tables that have columns of types that can change while these keep their numbers.
+NOTICE_TYPES = """
+create function anabranch.notice_types(tag text) returns void
+language plpgsql set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
+as $$
+declare
+    relation oid;
+begin
+    for relation in
+        select t.tgrelid from pg_trigger t
+        where t.tgfoid = 'anabranch.capture_truncate()'::regprocedure and t.tgname = '~anabranch_truncate'
+          and exists (select from pg_attribute a where a.attrelid = t.tgrelid and a.attnum > 0
+                      and not a.attisdropped and a.atttypid >= 16384)
+        order by t.tgrelid
+    loop
+        perform anabranch.notice_table(relation, tag, '');
+    end loop;
+end
+$$;
+"""
+
+# The schema of a database has another name: its tables are where they were.
+NOTICE_SCHEMA = """
+create function anabranch.notice_schema(schema oid, tag text) returns void
+language plpgsql set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
+as $$
+declare
+    one record;
+begin
+    for one in
+        select distinct d.id, n.nspname from pg_trigger t join pg_class c on c.oid = t.tgrelid
+        join pg_namespace n on n.oid = c.relnamespace
+        join anabranch.databases d
+          on d.id::text = (string_to_array(encode(t.tgargs, 'escape'), '\\000'))[1]
+        where t.tgfoid = 'anabranch.capture_truncate()'::regprocedure and t.tgname = '~anabranch_truncate'
+          and n.oid = schema and n.nspname <> anabranch.schema_on_record(d.id)
+          and not exists (select from pg_namespace o where o.nspname = anabranch.schema_on_record(d.id))
+    loop
+        perform anabranch.mark(one.id, 0, tag, jsonb_build_object('schema_name', one.nspname));
+    end loop;
+    perform anabranch.notice_types(tag);
+end
+$$;
+"""
+
+NOTICE_DROPPED = """
+create function anabranch.notice_dropped(its_schema text, its_name text, tag text) returns void
+language plpgsql set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
+as $$
+declare
+    one record;
+begin
+    for one in
+        select x.database_id, x.table_id, x.created from (
+            select s.database_id, s.id as table_id, coalesce(s.sql_name, s.name) as sql_name, false as created
+            from anabranch.synced_tables s
+            where not exists (select from anabranch.captured c
+                              where c.database_id = s.database_id and c.type = 4 and c.table_id = s.id)
+            union all
+            select m.database_id, m.table_id, m.told ->> 'sql_name',
+                   coalesce((m.told ->> 'created')::boolean, false)
+            from (select distinct on (c.database_id, c.table_id) c.database_id, c.table_id,
+                         convert_from(c.new, 'UTF8')::jsonb as told
+                  from anabranch.captured c where c.type = 4 and c.table_id <> 0
+                  order by c.database_id, c.table_id, c.id desc) m
+            where not coalesce((m.told ->> 'dropped')::boolean, false)
+        ) x
+        where x.sql_name = its_name and anabranch.schema_on_record(x.database_id) = its_schema
+    loop
+        perform anabranch.mark(one.database_id, one.table_id, tag, jsonb_build_object(
+            'sql_name', its_name, 'dropped', true, 'created', one.created, 'shape', null));
+    end loop;
+end
+$$;
+"""
+
+# The three functions that the event triggers call. They run as the role that owns schema anabranch, never make a
+# command fail, and wait shortly: what they miss the resolver finds when it compares the tables itself.
+_EVENT = """
+create function anabranch.{name}() returns event_trigger
+language plpgsql security definer set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
+set client_min_messages = error set lock_timeout = '1s'
+as $$
+declare
+{declare}
+begin
+{body}
+exception when others then
+    raise warning 'anabranch did not notice a change by DDL, and will look for it later: % (SQLSTATE %)',
+                  sqlerrm, sqlstate;
+end
+$$;
+"""
+
+NOTICE_DDL = _EVENT.format(
+    name="notice_ddl",
+    declare="""
+    one record;
+    rewritten text := coalesce(current_setting('anabranch.rewritten', true), '');
+    types boolean := false;
+""",
+    body="""
+    for one in
+        select distinct c.classid, c.objid, c.object_type from pg_event_trigger_ddl_commands() c
+        where c.schema_name is distinct from 'pg_temp' and c.schema_name is distinct from 'anabranch'
+    loop
+        case when one.object_type in ('table', 'table column') then
+            perform anabranch.notice_table(one.objid, tg_tag, rewritten);
+        when one.object_type = 'schema' then
+            perform anabranch.notice_schema(one.objid, tg_tag);
+        when one.object_type in ('type', 'domain', 'composite type', 'composite type column', 'extension') then
+            types := true;
+        else
+        end case;
+    end loop;
+    if types then
+        perform anabranch.notice_types(tg_tag);
+    end if;
+    if rewritten <> '' then
+        perform set_config('anabranch.rewritten', '', true);
+    end if;
+""",
+)
+
+NOTICE_DROP = _EVENT.format(
+    name="notice_drop",
+    declare="""
+    one record;
+""",
+    body="""
+    for one in
+        select distinct d.object_type, d.objid, d.schema_name, d.object_name, d.address_names
+        from pg_event_trigger_dropped_objects() d
+        where not d.is_temporary and d.schema_name is distinct from 'anabranch'
+          and d.object_type in ('table', 'table column', 'table constraint', 'default value')
+    loop
+        if one.object_type = 'table' then
+            perform anabranch.notice_dropped(one.schema_name, one.object_name, tg_tag);
+        else
+            perform anabranch.notice_table(c.oid, tg_tag, '')
+            from pg_class c join pg_namespace n on n.oid = c.relnamespace
+            where n.nspname = one.address_names[1] and c.relname = one.address_names[2] and c.relkind = 'r';
+        end if;
+    end loop;
+""",
+)
+
+NOTICE_REWRITE = _EVENT.format(
+    name="notice_rewrite",
+    declare="",
+    body="""
+    perform set_config('anabranch.rewritten', concat_ws(
+        ',', nullif(current_setting('anabranch.rewritten', true), ''),
+        pg_event_trigger_table_rewrite_oid() || ':' || pg_event_trigger_table_rewrite_reason()), true);
+""",
+)
+
+# Event triggers run their functions in the sessions of superusers, too: so a superuser makes none of functions
+# that another role could replace. Made anew where they are there: a release may have other tags.
+INSTALL = """
+create function anabranch.install_event_triggers() returns boolean
+language plpgsql set search_path = pg_catalog, pg_temp
+as $$
+declare
+    one record;
+begin
+    if (select r.rolsuper from pg_roles r where r.rolname = current_user) and not (
+        select bool_and(r.rolsuper) from pg_proc p join pg_roles r on r.oid = p.proowner
+        where p.oid in ('anabranch.notice_ddl()'::regprocedure, 'anabranch.notice_drop()'::regprocedure,
+                        'anabranch.notice_rewrite()'::regprocedure)
+    ) then
+        return false;
+    end if;
+    for one in
+        select * from (values
+            ('anabranch_ddl', 'ddl_command_end', 'notice_ddl', array[
+                'ALTER TABLE', 'CREATE TABLE', 'CREATE TABLE AS', 'SELECT INTO', 'ALTER TYPE', 'ALTER DOMAIN',
+                'ALTER SCHEMA', 'ALTER EXTENSION']),
+            ('anabranch_drop', 'sql_drop', 'notice_drop', array[
+                'DROP TABLE', 'DROP SCHEMA', 'DROP TYPE', 'DROP DOMAIN', 'DROP EXTENSION', 'DROP OWNED',
+                'DROP SEQUENCE', 'DROP FUNCTION', 'DROP PROCEDURE', 'DROP ROUTINE', 'DROP AGGREGATE', 'DROP VIEW',
+                'DROP MATERIALIZED VIEW', 'DROP FOREIGN TABLE', 'DROP COLLATION', 'DROP LANGUAGE', 'DROP OPERATOR',
+                'DROP OPERATOR CLASS', 'DROP OPERATOR FAMILY', 'DROP CAST', 'DROP INDEX', 'ALTER EXTENSION']),
+            ('anabranch_rewrite', 'table_rewrite', 'notice_rewrite', array['ALTER TABLE', 'ALTER TYPE'])
+        ) t (name, event, function, tags)
+    loop
+        if exists (select from pg_event_trigger e where e.evtname = one.name) then
+            continue;
+        end if;
+        execute format('create event trigger %I on %s when tag in (%s) execute function anabranch.%I()', one.name,
+                       one.event, (select string_agg(quote_literal(tag), ', ') from unnest(one.tags) tag),
+                       one.function);
+        execute format('alter event trigger %I enable always', one.name);
+    end loop;
+    return true;
+exception when insufficient_privilege then
+    return false;
+end
+$$;
+"""
+
+FUNCTIONS = (
+    DEEP, MISSING, SHAPE, INSTALL_CAPTURE, SCHEMA_ON_RECORD, MARK, TAKES_NEW_TABLE, NOTICE_NEW_TABLE, NOTICE_TABLE,
+    NOTICE_TYPES, NOTICE_SCHEMA, NOTICE_DROPPED, NOTICE_DDL, NOTICE_DROP, NOTICE_REWRITE, INSTALL,
+)  # fmt: skip
+
+# The columns that are registered. Where the table has others by now, which were never synced, their values have to be
+# sent once they are.
+FILL = """
+with found as (
+    select s.id, s.columns, anabranch.shape_of(c.oid) as shape
+    from anabranch.synced_tables s join anabranch.databases d on d.id = s.database_id
+    join pg_catalog.pg_namespace n on n.nspname = d.schema_name
+    join pg_catalog.pg_class c on c.relnamespace = n.oid and c.relname = s.name and c.relkind = 'r'
+), matched as (
+    select f.id, f.shape,
+           (select coalesce(jsonb_agg(c.one order by c.place), '[]')
+            from jsonb_array_elements(f.shape -> 'columns') with ordinality as c (one, place)
+            where c.one ->> 'name' in (select k ->> 'name' from jsonb_array_elements(f.columns) k)) as known
+    from found f
+)
+update anabranch.synced_tables s
+set shape = m.shape || jsonb_build_object('columns', m.known)
+            || case when m.known <> m.shape -> 'columns' then '{"behind": true}' else '{}' end::jsonb
+from matched m where m.id = s.id
+"""
+
+
 def upgrade() -> None:
-    """Make the functions."""
+    """Make the functions; ``migrate`` makes the event triggers."""
     take_tables(["synced_tables", "captured"])
-    for statement in (COLUMN, INDEX, DEEP, MISSING, SHAPE):
+    for statement in (COLUMN, INDEX, *FUNCTIONS, FILL):
         op.execute(statement)
 
 
 def downgrade() -> None:
     """Drop them."""
-    op.execute("drop function anabranch.shape_of(oid), anabranch.missing_of(oid), anabranch.deep_of(oid)")
+    op.execute("delete from anabranch.captured where type = 4")
+    for name in ("ddl", "drop", "rewrite"):
+        op.execute(f"drop event trigger if exists anabranch_{name}")
+    for name in (
+        "install_event_triggers()", "notice_rewrite()", "notice_drop()", "notice_ddl()",
+        "notice_dropped(text, text, text)", "notice_schema(oid, text)", "notice_types(text)",
+        "notice_table(oid, text, text)", "notice_new_table(oid, text, text, text)", "takes_new_table(int, text)",
+        "mark(int, int, text, jsonb)", "schema_on_record(int)", "install_capture(oid, int, int)", "shape_of(oid)",
+        "missing_of(oid)", "deep_of(oid)",
+    ):  # fmt: skip
+        op.execute(f"drop function anabranch.{name}")
     op.execute("drop index anabranch.captured_markers")
     op.execute("alter table anabranch.synced_tables drop column shape")
