@@ -27,13 +27,16 @@ from anabranch.store.log.conflicts import (
     page,
 )
 from anabranch.store.session.engine import Session
-from anabranch.v1 import value_pb2
+from anabranch.v1 import change_pb2, value_pb2
 from anabranch.values import Table, key_cells, key_text
+from anabranch.wire.enum_names import enum_name
 from anabranch.wire.plain import plain_value
 
 app = typer.Typer(no_args_is_help=True, help="Show values that lost a conflict.")
 _PAGE_BYTES = 16 * 1024 * 1024
 _SHOWN_CHARACTERS = 200
+_TO = {"COLUMN_DROPPED": "a drop of the column"}
+"""What a value lost to where that was no other value, by the cause."""
 
 
 @app.callback()
@@ -57,7 +60,8 @@ def list_(
     data_dir: DataDir = None,
     postgres_url: PostgresUrl = None,
 ) -> None:
-    """Show values that lost, the newest first: whose, and to whom."""
+    """Show values that lost, the newest first: whose, and to whom, or to what. Tables and columns have their names of
+    today; those that are gone their last ones."""
     if key is not None and table is None:
         raise refuse("INVALID_REQUEST", "--key needs --table")
     with catalog_session(postgres_url, data_dir, "conflicts") as conn:
@@ -125,6 +129,7 @@ def _row(table: Table, lost: Lost, value: bytes) -> dict[str, Any]:
         "losing_node": {"id": lost.losing_node, "name": lost.losing_node_name},
         "winning_batch_id": lost.winning_batch,
         "winning_node": {"id": lost.winning_node, "name": lost.winning_node_name},
+        "cause": "" if not lost.cause else enum_name(change_pb2.LossCause, lost.cause),
     }
 
 
@@ -135,6 +140,7 @@ def _listed(rows: Iterator[dict[str, Any]], width: int) -> list[Text]:
         decided = datetime.fromtimestamp(row["position"] / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] + "Z"
         key = ", ".join(str(part) for part in row["key"])
         by, to = (node["name"] or node["id"] for node in (losing, winning))
+        to = _TO.get(row["cause"], to)
         shown.append((decided, row["table"], key, row["column"], _short(row["losing_value"]), by, to))
     return listing(("decided", "table", "key", "column", "lost", "written by", "lost to"), shown, width)
 

@@ -77,6 +77,13 @@ def test_it_lists_with_every_filter(told: ResolverRig) -> None:
     assert "[gate-2]" in table
 
 
+def test_a_value_whose_column_was_dropped_says_so(told: ResolverRig) -> None:
+    with connect(told.url, application_name="test", autocommit=True) as conn:
+        conn.execute("update anabranch.conflicts set cause = 1 where column_name = 'data'")
+    assert [row["cause"] for row in lines(told)] == ["", "COLUMN_DROPPED", ""]
+    assert listed(told).stdout.count("a drop of the column") == 1
+
+
 @pytest.mark.parametrize(
     ("options", "why"),
     [
