@@ -29,6 +29,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "smoke": ("anabranch.cli.smoke", "See that an installation works: a row from one device to another."),
     "retention": ("anabranch.cli.retention", "Show what holds a database's floor back, and what goes; sweep now."),
     "lake": ("anabranch.cli.lake.lake", "Show what happened to a row, and a table as it was."),
+    "schema": ("anabranch.cli.schema.schema", "Show how a schema has changed, and what a migration will mean."),
     "node": ("anabranch.cli.catalog.node", "List the nodes of a database, and forget one that won't come back."),
     "key": ("anabranch.cli.catalog.key", "Create, list and revoke API keys."),
 }

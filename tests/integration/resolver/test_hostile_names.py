@@ -63,6 +63,7 @@ COMMANDS: dict[str, tuple[list[str], int]] = {
     "node list": (["node", "list", "app"], 0),
     "node forget": (["node", "forget", "app", EVIL, "--yes", "--force"], 0),
     "conflicts list": (["conflicts", "list", "app"], 0),
+    "schema log": (["schema", "log", "--db", "app"], 0),
     "key list": (["key", "list"], 0),
     "key create": (["key", "create", "x", "--database", "no " + EVIL], 1),
     "verify": (["verify", "--db", "app"], 0),
@@ -74,7 +75,7 @@ COMMANDS: dict[str, tuple[list[str], int]] = {
     "table capture off": (["table", "capture", "off", "app", EVIL], 0),
     "table remove": (["table", "remove", "app", EVIL], 0),
 }
-WITHOUT_NAMES = {"retention status", "key create", "table add of none", "lake"}
+WITHOUT_NAMES = {"retention status", "key create", "table add of none", "lake", "schema log"}
 
 
 @pytest.mark.slow

@@ -27,8 +27,8 @@ order by version
 @dataclass(frozen=True, slots=True)
 class SchemaVersion:
     """A schema change, which began a version. ``tables``: by number each table that was changed, came or went, as it
-    was before and is after; ``pulled``: identities of those whose rows had to be pulled anew. ``role``,
-    ``application`` and ``command`` are "" where they are not known."""
+    was before and is after; ``pulled``: identities of those whose rows had to be pulled anew; ``texts``: what changed,
+    for people. ``role``, ``application`` and ``command`` are "" where they are not known."""
 
     version: int
     position: int
@@ -38,6 +38,7 @@ class SchemaVersion:
     command: str
     tables: Mapping[int, tuple[Table | None, Table | None]]
     pulled: tuple[str, ...] = ()
+    texts: tuple[str, ...] = ()
 
 
 def schema_versions(database_id: int, after: int, up_to: int) -> Steps[list[SchemaVersion]]:
@@ -61,7 +62,15 @@ def _version(
         int(number): (table_from_json(int(number), one["before"]), table_from_json(int(number), one["after"]))
         for number, one in tables.items()
     }
-    return SchemaVersion(version, position, noticed_ms, role, application, command, changed, tuple(pulled))
+    texts = tuple(text for number in sorted(changed) for text in _texts(changed[number], tables[str(number)]))
+    return SchemaVersion(version, position, noticed_ms, role, application, command, changed, tuple(pulled), texts)
+
+
+def _texts(changed: tuple[Table | None, Table | None], kept: Mapping[str, Any]) -> list[str]:
+    """What changed of a table; its columns are said to be of it."""
+    known = next((table for table in reversed(changed) if table is not None), None)
+    of = "" if known is None else f' of table "{known.sql_name}"'
+    return [text if text.startswith("table ") else f"{text}{of}" for text in kept.get("texts", ())]
 
 
 def table_to_json(table: Table | None) -> dict[str, Any] | None:
