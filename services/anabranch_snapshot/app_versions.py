@@ -42,23 +42,24 @@ def tables_then(tables: Iterable[Table], changes: Sequence[SchemaVersion]) -> di
     Raises:
         OutdatedError: one of them can't be told.
     """
-    before: dict[int, Table | None] = {}
+    today = {table.name: table for table in tables}
+    # Identities are followed backwards: one that came later may have been another table's before that one went.
+    then: dict[str, Table | None] = dict(today)
     pulled: dict[str, int] = {}
-    for change in changes:
-        for number, (was, _) in change.tables.items():
-            before.setdefault(number, was)
-        pulled.update(dict.fromkeys(change.pulled, change.version))
-    there = {was.name for was in before.values() if was is not None}
+    for change in reversed(changes):
+        for was, now in change.tables.values():
+            if now is not None and then.get(now.name) is not None:
+                then[now.name] = was
+                if now.name in change.pulled:
+                    pulled.setdefault(now.name, change.version)
     found: dict[str, TableThen] = {}
     needed = 0
-    for table in tables:
-        was = before.get(table.id, table)
-        if table.name in pulled and table.name in there:
-            needed = max(needed, pulled[table.name])
-        elif was is not None:
-            needed = max(needed, _retyped_by(table, was, changes))
-            gone = tuple(column for column in was.columns if column.name not in table.by_name)
-            found[table.name] = TableThen(was.sql_name, {c.name: c.sql_name for c in was.columns}, gone)
+    for name, was in then.items():
+        if was is None:
+            continue
+        needed = max(needed, pulled.get(name, 0), _retyped_by(today[name], was, changes))
+        gone = tuple(column for column in was.columns if column.name not in today[name].by_name)
+        found[name] = TableThen(was.sql_name, {c.name: c.sql_name for c in was.columns}, gone)
     if needed:
         raise OutdatedError(needed)
     return found

@@ -121,13 +121,19 @@ def test_a_retyped_column_that_came_later_or_is_gone_by_now_is_no_matter() -> No
 
 def test_a_table_that_was_pulled_anew_needs_a_newer_app_unless_it_came_later() -> None:
     anew = replace(OTHER, id=4, columns=(ID, TITLE), key_columns=("title",))
-    for changes in ([(OTHER, None), (None, anew)], [(OTHER, anew)]):
-        assert needed([ONE, anew], version(2, *changes, pulled=("site",))) == 2
-    later = version(2, (None, OTHER))
-    pulled = version(3, (OTHER, None), (None, anew), pulled=("site",))
-    assert told([ONE, anew], later, pulled)["site"].hidden
-    assert not told([ONE, anew])["site"].hidden
+    renamed = replace(anew, renamed="place")
+    pulled, later = version(3, (OTHER, anew), pulled=("site",)), version(4, (anew, renamed))
+    assert needed([ONE, renamed], pulled, later) == 3
+    assert told([ONE, renamed], later)["site"].sql_name == ""
+    assert told([ONE, renamed], version(2, (None, OTHER)), pulled, later)["site"].hidden
     # One that is no more is left out, whatever became of it before.
-    assert list(told([ONE], version(2, (OTHER, None), (None, anew), pulled=("site",)), version(3, (anew, None)))) == [
-        "job"
-    ]
+    assert list(told([ONE], pulled, version(4, (anew, None)))) == ["job"]
+
+
+def test_a_table_of_the_same_identity_that_came_later_is_another_one() -> None:
+    new = Table("site", (ID, TITLE), ("id",), 5)
+    changes = [version(2, (OTHER, None)), version(3, (None, new))]
+    assert told([ONE, new], *changes)["site"].hidden
+    anew = replace(new, id=6, key_columns=("title",))
+    assert told([ONE, anew], *changes, version(4, (new, anew), pulled=("site",)))["site"].hidden
+    assert needed([ONE, anew], version(4, (new, anew), pulled=("site",))) == 4
