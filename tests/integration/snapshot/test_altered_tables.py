@@ -97,10 +97,6 @@ def test_labels_that_were_renamed_without_a_mark_are_seen(place: Any, writer: Lo
     schema = place.schema
     place.conn.execute(f"create type {schema}.mood as enum ('good', 'bad')".encode())
     place.add_table("create table {schema}.feeling (id text primary key, mood {schema}.mood)", "feeling")
-    place.conn.execute(
-        "update anabranch.synced_tables set shape = anabranch.shape_of(%s::regclass) where id = %s",
-        (f"{schema}.feeling", load_database(place.conn, place.name).tables["feeling"].id),
-    )
     assert Pulled().all(reader.pull()).done["feeling"].rows_done == 0
     place.conn.execute(f"alter type {schema}.mood rename value 'bad' to 'awful'".encode())
     assert refusal(reader.pull([("feeling", b"")])).reason == "UNAVAILABLE"
@@ -186,5 +182,9 @@ def test_a_type_that_is_altered_while_its_table_is_read_ends_the_pull(
     assert (refused.reason, "altered" in refused.details) == ("UNAVAILABLE", True)
     # The log has it by now.
     place.conn.execute(UNMARK, (number,))
-    place.conn.execute("update anabranch.synced_tables set changed_position = 7 where id = %s", (number,))
+    place.conn.execute(
+        "update anabranch.synced_tables set changed_position = 7, shape = anabranch.shape_of(%s::regclass)"
+        " where id = %s",
+        (f"{schema}.feeling", number),
+    )
     assert refusal(reader.pull([("feeling", first.resume)])).reason == "INVALID_TOKEN"
