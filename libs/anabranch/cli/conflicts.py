@@ -36,7 +36,7 @@ app = typer.Typer(no_args_is_help=True, help="Show values that lost a conflict."
 _PAGE_BYTES = 16 * 1024 * 1024
 _SHOWN_CHARACTERS = 200
 _TO = {"COLUMN_DROPPED": "a drop of the column"}
-"""What a value lost to where that was no other value, by the cause."""
+"""The words for a loss to something else than another value, by its cause."""
 
 
 @app.callback()

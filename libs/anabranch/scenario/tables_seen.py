@@ -17,7 +17,7 @@ _COLUMNS = """
 select a.attname from pg_attribute a where a.attrelid = to_regclass(%s) and a.attnum > 0 and not a.attisdropped
 """
 _OWN_PREFIX = "_db_"
-"""What a device's file has of its own begins like this, whatever its case."""
+"""The prefix of a device's own tables and columns, whatever its case."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from anabranch.values.messages import column_writer
 
 
 class ColumnFacts(NamedTuple):
-    """What a column is beyond its registration, as Postgres's catalog has it. ``base_type``: of a domain the type under
+    """The facts of a column beyond its registration, as Postgres's catalog has them. ``base_type``: of a domain the type under
     it, with its modifiers. ``labels``: of an enum, or of an array of one, in their order. ``refuses_null``: a NULL is
     refused from any writer."""
 

@@ -144,7 +144,7 @@ def test_ddl_waits_for_no_reader(place: Any, writer: LogWriter, reader: Reader) 
     assert (failed(caught.value).reason, "waits to alter" in failed(caught.value).details) == ("UNAVAILABLE", True)
     assert refusal(comparing).reason == "UNAVAILABLE"
     assert 0 < len(pulled.rows["item"]) < 200
-    # What was read of it is not another table now, as far as it is known: it goes on.
+    # The rows that were read are not those of another table, as far as it is known: it goes on.
     pulled.all(reader.pull([("item", pulled.responses[-1].resume)]))
     assert [row[0] for row in pulled.rows["item"]] == [row[0] for row in made]
 

@@ -15,7 +15,7 @@ from anabranch.client.writes.payload import parse
 from anabranch.v1 import snapshot_pb2
 
 _OF_ROWS = ("_db_base", "_db_row_audiences", "_db_audience_sums")
-"""What is kept of a table's rows, and means nothing where these are others."""
+"""Our tables that are kept beside a table's rows, and mean nothing where these are others."""
 
 
 def create(tx: Tx, message: snapshot_pb2.Table) -> DeviceTable | None:

@@ -225,7 +225,7 @@ class BatchBuilder:
         given = {c for row in by_text.values() for c in row}
         columns = [c for c in table.identities if c in given]
         index = table.table.index
-        # What was in a column that is gone is not known.
+        # The values before, in a column that is gone, are not known.
         changed = [c for c in columns if c not in names and c in index]
         with believed(_rows_of(name)):
             undo = [{c: shown[text][index[c]] for c in changed if c in row} for text, row in by_text.items()]

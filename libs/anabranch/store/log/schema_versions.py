@@ -67,7 +67,7 @@ def _version(
 
 
 def _texts(changed: tuple[Table | None, Table | None], kept: Mapping[str, Any]) -> list[str]:
-    """What changed of a table; its columns are said to be of it."""
+    """The changes of a table, with its columns said to be of it."""
     known = next((table for table in reversed(changed) if table is not None), None)
     of = "" if known is None else f' of table "{known.sql_name}"'
     return [text if text.startswith("table ") else f"{text}{of}" for text in kept.get("texts", ())]
