@@ -23,7 +23,7 @@ from anabranch.store.group.rows_statements import sent_as
 from anabranch.store.session import steps
 from anabranch.store.session.at_once import execute
 from anabranch.store.session.binary import Connection, run
-from anabranch.values import Cell, Table
+from anabranch.values import Cell, Column, Table
 from anabranch.values.pieces import whole
 from anabranch.values.postgres_binary import Parameter, int8, text_array
 
@@ -134,16 +134,20 @@ def _traced(
     parameters: list[Parameter] = [int8(database.id)]
     shadows = []
     for name in membership.tables:
-        # One that is not synced any more has its name in SQL here.
         synced, before = database.tables.get(name), changed.before.get(name) or []
-        called = name if synced is None else synced.sql_name
-        if synced is not None and name == table:
-            selected = _rows(synced, [*before, *(changed.after.get(name) or [])], parameters)
+        if synced is None:
+            # It is not synced any more, and Postgres finds it under the name that the query has for it.
+            called = membership.then[name].table if name in membership.then else name
+            selected = f"select * from {quote(database.schema_name)}.{quote(called)}"
         else:
-            columns = "*" if synced is None else ", ".join(quote(column.sql_name) for column in synced.columns)
-            selected = f"select {columns} from {quote(database.schema_name)}.{quote(called)}"
-            if synced is not None and before:
-                selected += f" union all {_rows(synced, before, parameters)}"
+            called, columns = membership.called(synced)
+            if name == table:
+                selected = _rows(columns, synced, [*before, *(changed.after.get(name) or [])], parameters)
+            else:
+                listed = ", ".join(f"{quote(column.sql_name)} as {quote(then)}" for column, then in columns)
+                selected = f"select {listed} from {quote(database.schema_name)}.{quote(synced.sql_name)}"
+                if before:
+                    selected += f" union all {_rows(columns, synced, before, parameters)}"
         # Not materialized: where the query names it twice, all of the table would be read for it.
         shadows.append(f"{quote(called)} as not materialized ({selected})")
     statement = (
@@ -154,13 +158,16 @@ def _traced(
     return statement.encode(), parameters
 
 
-def _rows(table: Table, rows: Sequence[Sequence[Cell]], parameters: list[Parameter]) -> str:
-    """A select that gives ``rows``, whose cells are added to ``parameters``."""
-    columns: list[Sequence[Cell]] = list(zip(*map(whole, rows), strict=True))
-    sent = sent_as(table.columns, columns, "c")
+def _rows(
+    named: Sequence[tuple[Column, str]], table: Table, rows: Sequence[Sequence[Cell]], parameters: list[Parameter]
+) -> str:
+    """A select that gives ``rows`` of a table, whose cells are added to ``parameters``, with some names for columns."""
+    turned: list[Sequence[Cell]] = list(zip(*map(whole, rows), strict=True))
+    columns = [turned[table.index[column.name]] for column, _ in named]
+    sent = sent_as([column for column, _ in named], columns, "c")
     arrays = ", ".join(f"${i}::{one.sender.array_type}" for i, one in enumerate(sent, len(parameters) + 1))
     parameters += [one.sender.build(cells) for one, cells in zip(sent, columns, strict=True)]
-    selected = ", ".join(f"{one.typed} as {quote(one.column.sql_name)}" for one in sent)
+    selected = ", ".join(f"{one.typed} as {quote(then)}" for one, (_, then) in zip(sent, named, strict=True))
     return f"select {selected} from unnest({arrays}) as v ({', '.join(one.alias for one in sent)})"
 
 

@@ -28,7 +28,7 @@ select was.path, pg_catalog.set_config('search_path', %(path)s, true) from was
 """
 _PUT_BACK_PATH = "select pg_catalog.set_config('search_path', %(path)s, true)"
 _EVALUATE = f"""
-select {PRINCIPAL},
+{{shadow}}select {PRINCIPAL},
        (pg_catalog.array_agg(distinct "_DB_given".audience::text collate "C"))[1:{MOST_GIVEN}]
 from unnest(%(principals)s::text[]) as {PRINCIPALS} (principal)
 cross join lateral (
@@ -118,8 +118,8 @@ def learn(database: Database, principals: Sequence[str], now_ms: int) -> Steps[d
 def _evaluate(memberships: Iterable[Membership], principals: Sequence[str]) -> Steps[dict[str, frozenset[str]]]:
     given: dict[str, set[str]] = {one: set() for one in principals}
     for one in memberships:
-        query = for_principals(one.printed).replace("%", "%%")
-        rows = yield Statement(_EVALUATE.format(query=query), {"principals": list(given)})
+        query, shadow = (text.replace("%", "%%") for text in (for_principals(one.printed), one.shadow))
+        rows = yield Statement(_EVALUATE.format(query=query, shadow=shadow), {"principals": list(given)})
         for principal, audiences in rows:
             given[principal].update(audiences)
     return {one: frozenset(sorted(found)[:MOST_GIVEN]) for one, found in given.items()}

@@ -21,7 +21,7 @@ from typing import Any
 import psycopg
 
 from anabranch.store.audiences.queries import OUR_PATH, PRINCIPAL, PRINCIPALS, for_principals, search_path
-from anabranch.store.audiences.rules import Membership
+from anabranch.store.audiences.rules import Membership, names_then
 from anabranch.store.catalog.databases import Database
 from anabranch.store.catalog.refusals import Refused, TableRefusal
 from anabranch.store.cells.binary_cells import quote
@@ -129,7 +129,14 @@ def _judged(conn: Connection, database: Database, query: str) -> Membership | li
             if scans[database.schema_name, name] == 1 and _is_shadowed(conn, database, reads, query, name)
         )
     in_full = printed.strip().removesuffix(";").replace(_MARK, ":principal")
-    return Membership(query, tuple(sorted(reads)), traced, in_full)
+    tables = {name: database.by_sql_name[name] for name in reads}
+    return Membership(
+        query,
+        tuple(sorted(table.name for table in tables.values())),
+        frozenset(tables[name].name for name in traced),
+        in_full,
+        {table.name: names_then(table) for table in tables.values()},
+    )
 
 
 def _refusals(conn: Connection, query: str, rule: str) -> Iterator[Refused]:

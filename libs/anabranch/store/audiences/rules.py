@@ -14,22 +14,57 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from anabranch.limits import MAX_AUDIENCE_BYTES
+from anabranch.store.cells.binary_cells import quote
+from anabranch.values import Column, Table
 
 MOST_CLAIMED = 10_000
 """The most audiences that a token's claims give."""
 
 
 @dataclass(frozen=True, slots=True)
+class NamesThen:
+    """The names in SQL that a table had at some time, and those of its columns by identity."""
+
+    table: str
+    columns: Mapping[str, str]
+
+
+def names_then(table: Table) -> NamesThen:
+    """The names that a table has now."""
+    return NamesThen(table.sql_name, {column.name: column.sql_name for column in table.columns})
+
+
+@dataclass(frozen=True, slots=True)
 class Membership:
-    """A membership query. ``tables``: the synced tables that it reads, by their identities as a ``Database`` has it,
-    and by their names in SQL as it is kept. ``traced``: those of them of which a changed row
-    tells whose audiences it may have changed; of the others any change may concern every principal. ``printed``: the
-    query as Postgres prints it, with every name in full."""
+    """A membership query. ``tables``: the synced tables that it reads, by identity. ``traced``: those of them of which
+    a changed row tells whose audiences it may have changed; of the others any change may concern every principal.
+    ``printed``: the query as Postgres prints it, with every name in full.
+
+    ``then``: by identity, the names that its tables had when it was given; a table that is not there had its identities
+    for names. Where a table, or a column of it, has been renamed since, ``printed`` is the query as it was given, and
+    ``shadow`` stands before the statement that runs it: CTEs that have the names of then."""
 
     query: str
     tables: tuple[str, ...]
     traced: frozenset[str]
     printed: str
+    then: Mapping[str, NamesThen] = field(default_factory=dict, compare=False)
+    shadow: str = field(default="", compare=False)
+
+    def called(self, table: Table) -> tuple[str, tuple[tuple[Column, str], ...]]:
+        """The name by which the query knows a table, and those of its columns; one that has come since, under the name
+        that another one had, is left out."""
+        then = self.then.get(table.name)
+        if then is None:
+            then = NamesThen(table.name, {one.name: one.name for one in table.columns if not one.added_position})
+        known = {one.name: then.columns[one.name] for one in table.columns if one.name in then.columns}
+        taken = set(known.values())
+        columns = tuple(
+            (one, known.get(one.name, one.sql_name))
+            for one in table.columns
+            if one.name in known or one.sql_name not in taken
+        )
+        return then.table, columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,38 +135,54 @@ def rules_from_json(kept: Mapping[str, Any]) -> AudienceRules:
 
 
 def _set_to_json(rules: SetRules) -> dict[str, Any]:
-    memberships = [
-        {"query": one.query, "tables": list(one.tables), "traced": sorted(one.traced), "printed": one.printed}
-        for one in rules.memberships
-    ]
+    memberships = []
+    for one in rules.memberships:
+        made: dict[str, Any] = {
+            "query": one.query,
+            "tables": list(one.tables),
+            "traced": sorted(one.traced),
+            "printed": one.printed,
+        }
+        if one.then:
+            made["then"] = {name: {"table": t.table, "columns": dict(t.columns)} for name, t in one.then.items()}
+        memberships.append(made)
     return {"claims": dict(rules.claims), "memberships": memberships}
 
 
 def _set_from_json(kept: Mapping[str, Any]) -> SetRules:
     memberships = tuple(
-        Membership(one["query"], tuple(one["tables"]), frozenset(one["traced"]), one["printed"])
+        Membership(
+            one["query"],
+            tuple(one["tables"]),
+            frozenset(one["traced"]),
+            one["printed"],
+            {name: NamesThen(**then) for name, then in one.get("then", {}).items()},
+        )
         for one in kept.get("memberships", ())
     )
     return SetRules(dict(kept.get("claims", {})), memberships)
 
 
-def with_tables(rules: AudienceRules, identities: Mapping[str, str]) -> AudienceRules:
-    """Rules with the identities of the tables in place of their names in SQL. A name that is not in ``identities``
-    stays."""
-    write = None if rules.write is None else _set_with_tables(rules.write, identities)
-    return replace(rules, read=_set_with_tables(rules.read, identities), write=write)
+def followed(rules: AudienceRules, schema_name: str, tables: Mapping[str, Table]) -> AudienceRules:
+    """Rules whose queries find ``tables``, by identity, whatever these and their columns are called today."""
+
+    def of_set(given: SetRules) -> SetRules:
+        return replace(given, memberships=tuple(_followed(one, schema_name, tables) for one in given.memberships))
+
+    return replace(rules, read=of_set(rules.read), write=None if rules.write is None else of_set(rules.write))
 
 
-def _set_with_tables(rules: SetRules, identities: Mapping[str, str]) -> SetRules:
-    memberships = tuple(
-        replace(
-            one,
-            tables=tuple(identities.get(name, name) for name in one.tables),
-            traced=frozenset(identities.get(name, name) for name in one.traced),
-        )
-        for one in rules.memberships
-    )
-    return replace(rules, memberships=memberships)
+def _followed(one: Membership, schema_name: str, tables: Mapping[str, Table]) -> Membership:
+    read = [tables[name] for name in one.tables if name in tables]
+    if all(one.called(table) == (table.sql_name, tuple((c, c.sql_name) for c in table.columns)) for table in read):
+        return one
+    shadows = []
+    for table in read:
+        name, columns = one.called(table)
+        selected = ", ".join(f"{quote(column.sql_name)} as {quote(then)}" for column, then in columns)
+        relation = f"{quote(schema_name)}.{quote(table.sql_name)}"
+        shadows.append(f"{quote(name)} as not materialized (select {selected} from {relation})")
+    return replace(one, printed=one.query, shadow=f"with {', '.join(shadows)} ")
 
 
 def claims_text(subject: str, claims: Mapping[str, Any]) -> str:

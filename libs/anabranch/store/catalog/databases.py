@@ -19,7 +19,7 @@ import psycopg
 from anabranch.errors import ServerError
 from anabranch.merge.model import Policy
 from anabranch.store.audiences.expression import Audience
-from anabranch.store.audiences.rules import AudienceRules, rules_from_json, with_tables
+from anabranch.store.audiences.rules import AudienceRules, followed, rules_from_json
 from anabranch.store.catalog.policy import DatabasePolicy, TablePolicy, database_policy, effective, table_policy
 from anabranch.store.catalog.relation import Constraints, ForeignKey, UniqueKey, base_types_of, constraints_of
 from anabranch.store.catalog.table_order import TableOrder, table_order
@@ -251,7 +251,7 @@ def _database(
         uncaptured=frozenset(uncaptured),
         torn=frozenset(torn),
         restricted=restricted,
-        audience_rules=with_tables(rules_from_json(rules), {name: table.name for name, table in called.items()}),
+        audience_rules=followed(rules_from_json(rules), schema_name, tables),
         was_restricted=was_restricted,
         ddl_version=ddl_version,
         changed_positions=changed_positions,

@@ -285,7 +285,7 @@ def enter(
         conn.execute(_INSERT_AUDIENCE_SUMS, {"number": number, "audiences": list(sums.audiences), **of_audiences})
     triggers.install(conn, database.schema_name, table.sql_name, database.id, number)
     writer.admit(conn, database.schema_name, table.sql_name)
-    if any(table.sql_name in one.tables for one in rules_from_json(rules).memberships):
+    if any(table.name in one.tables for one in rules_from_json(rules).memberships):
         # Its changes were not followed while it was not synced.
         try:
             evaluate_anew(conn, load_database(conn, database.name))

@@ -229,7 +229,8 @@ class PullReader:
             query = for_principals(one.printed, "$1::text")
             with self._conn.cursor() as cursor:
                 cursor.execute(
-                    f"select q.audience from (select $1::text) p cross join lateral (\n{query}\n) q (audience)",
+                    f"{one.shadow}select q.audience from (select $1::text) p "
+                    f"cross join lateral (\n{query}\n) q (audience)",
                     (principal,),
                 )
                 given.update(audience for (audience,) in cursor.fetchall() if audience is not None)
