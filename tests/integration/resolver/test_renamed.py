@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.integration.resolver.calls import resolver_process
 from tests.integration.resolver.renamed import RENAMES, TABLE_NAMES, TABLES, Renamed
 from typer.testing import CliRunner
 
@@ -173,6 +175,28 @@ def test_what_a_cascade_deletes_is_an_effect(renamed: Renamed) -> None:
         change_pb2.EFFECT_TYPE_INSERT,
         change_pb2.EFFECT_TYPE_DELETE,
     ]
+
+
+@pytest.mark.slow
+def test_a_dry_run_and_the_list_of_conflicts_answer_by_identities(
+    renamed: Renamed, migrated_url: str, tmp_path: Path
+) -> None:
+    rig = renamed.rig
+    a = rig.node("a")
+    a.see()
+    with resolver_process(rig, migrated_url, tmp_path) as service:
+        made = a.make(("update", "todo", [{"id": "t", "title": "maybe"}]))
+        answer = service.explain(a, made)
+        assert [one.table for one in answer.verdict.mutations] == ["todo"]
+        assert [(one.table, list(one.columns)) for one in answer.effects] == [("todo", ["id", "title"])]
+        none = service.explain(a, a.make(("insert", "todo", [{"id": "9", "list_id": "nobody", "needed": "x"}])))
+        assert (none.verdict.constraint, none.verdict.mutations[0].table) == ("todo_list", "todo")
+        renamed.sql("update {table} set {title} = 'by sql' where {id} = 't'", "todo")
+        late = a.update("todo", {"id": "t", "title": "late"})
+        rig.until_left()
+        assert rig.outcome(late) == ["OVERWROTE"]
+        [listed] = service.all_conflicts(table="todo")
+        assert (listed.table, listed.column) == ("todo", "title")
 
 
 def run(rig: ResolverRig, *arguments: str) -> Any:
