@@ -12,6 +12,7 @@ from tests.integration.resolver.renamed import RENAMES, TABLE_NAMES, TABLES, Ren
 from typer.testing import CliRunner
 
 from anabranch.cli.app import app
+from anabranch.store.capture.triggers import MARK_RESOLVER
 from anabranch.store.catalog.drift import drift
 from anabranch.testkit.resolver_rig import ResolverRig
 from anabranch.v1 import change_pb2
@@ -246,3 +247,24 @@ def test_commands_know_tables_and_columns_by_their_present_names(
     assert removed.exit_code == 0, removed.output
     rig.drain()
     assert "todo" not in rig.database.tables
+
+
+def test_rows_that_were_changed_behind_the_triggers_are_adopted(renamed: Renamed) -> None:
+    rig = renamed.rig
+    renamed.sql("insert into {table} ({a}, {b}, {body}) values (1, 'x', 'one'), (2, 'y', 'two')", "pair")
+    rig.drain()
+    with rig.conn.transaction():
+        rig.conn.execute(MARK_RESOLVER)
+        renamed.sql("update {table} set {body} = 'behind' where {a} = 1", "pair")
+        renamed.sql("delete from {table} where {b} = 'y'", "pair")
+    called = rig.database.tables["pair"].sql_name
+    told = run(rig, "verify", "--db", rig.name, "--table", called)
+    assert told.exit_code == 1
+    assert f"{renamed.column('pair', 'body')} 'behind' in the table, 'one' in the log" in told.stdout
+    assert run(rig, "verify", "--db", rig.name, "--table", called, "--adopt").exit_code == 0
+    rig.drain()
+    assert run(rig, "verify", "--db", rig.name).exit_code == 0
+    assert [effect.type for effect in effects(rig, "pair")][-2:] == [
+        change_pb2.EFFECT_TYPE_UPDATE,
+        change_pb2.EFFECT_TYPE_DELETE,
+    ]

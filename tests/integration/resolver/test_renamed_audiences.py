@@ -1,4 +1,4 @@
-"""Who sees and writes which rows stays as it was where tables and columns are renamed."""
+"""Rows stay for those whom they were for, and are written by the same, where tables and columns are renamed."""
 
 from __future__ import annotations
 
