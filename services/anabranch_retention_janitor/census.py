@@ -1,12 +1,12 @@
 """Reads all databases at intervals, for the metrics: nodes, epochs, the holds of the floor, and facts that matter most
-where the responsible service does not run: how far the compactor is behind, what waits for the resolver, and which
-tables are not synced. Every janitor does so, whichever of them sweeps."""
+where the responsible service does not run: how far the compactor is behind, what waits for the resolver, schema changes
+too, and which tables are not synced. Every janitor does so, whichever of them sweeps."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import structlog
 
@@ -22,6 +22,7 @@ from anabranch.store.catalog.census import (
     count_unsynced,
     count_waiting,
 )
+from anabranch.store.ddl.backlog import MarkerMoments, SchemaBacklog, schema_backlogs
 from anabranch.store.retention import floor
 from anabranch.store.session.availability import is_unavailable
 from anabranch_retention_janitor.config import JanitorSettings
@@ -45,10 +46,16 @@ class Counted:
     now_ms: int
     bounds: dict[tuple[str, str], int]
     behind: dict[str, int]
+    schema: list[SchemaBacklog] = field(default_factory=list)
 
 
-def count(settings: JanitorSettings, now_ms: int, moments: Moments | None = None) -> Counted:
-    """Look at all databases. ``moments`` is kept from look to look. Raises psycopg.Error."""
+def count(
+    settings: JanitorSettings,
+    now_ms: int,
+    moments: Moments | None = None,
+    marker_moments: MarkerMoments | None = None,
+) -> Counted:
+    """Look at all databases. ``moments`` and ``marker_moments`` are kept from look to look. Raises psycopg.Error."""
     bounds: dict[tuple[str, str], int] = {}
     behind: dict[str, int] = {}
     with open_session(settings, "census") as conn:
@@ -70,6 +77,7 @@ def count(settings: JanitorSettings, now_ms: int, moments: Moments | None = None
             now_ms=now_ms,
             bounds=bounds,
             behind=behind,
+            schema=schema_backlogs(conn, {} if marker_moments is None else marker_moments, time.monotonic()),
         )
 
 
@@ -84,6 +92,9 @@ def tell(counted: Counted) -> None:
     metrics.gauges("anabranch_inbox_age", {(name,): max(0, ms) / 1000 for name, ms in ages.items()})
     metrics.gauges("anabranch_captured_backlog", {(one.name,): one.changes for one in counted.captured})
     metrics.gauges("anabranch_captured_age", {(one.name,): one.age_s for one in counted.captured})
+    metrics.gauges("anabranch_schema_version", {(one.name,): one.version for one in counted.schema})
+    metrics.gauges("anabranch_schema_changes_waiting", {(one.name,): one.markers for one in counted.schema})
+    metrics.gauges("anabranch_schema_change_age", {(one.name,): one.age_s for one in counted.schema})
     metrics.gauges("anabranch_tables_not_synced", {(name, why): one for (name, why), one in counted.unsynced.items()})
     letters = counted.dead_letters.items()
     metrics.gauges("anabranch_device_dead_letters", {(name, reason): one for (name, reason), one in letters})
@@ -98,12 +109,14 @@ class Census:
         self._settings = settings
         self._clock = clock
         self._moments: Moments = {}
+        self._marker_moments: MarkerMoments = {}
 
     async def run(self) -> None:
         """Look again and again, until it is cancelled."""
         while True:
             try:
-                tell(await asyncio.to_thread(count, self._settings, self._clock.now_ms(), self._moments))
+                now_ms, moments = self._clock.now_ms(), (self._moments, self._marker_moments)
+                tell(await asyncio.to_thread(count, self._settings, now_ms, *moments))
             except Exception as error:
                 if not is_unavailable(error):
                     raise

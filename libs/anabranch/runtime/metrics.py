@@ -174,6 +174,27 @@ METRICS: tuple[Metric, ...] = (
         ("database",),
         "For how long the oldest of them has been seen to wait",
     ),
+    Metric(
+        "anabranch_schema_version",
+        "gauge",
+        "1",
+        ("database",),
+        "The schema version of a database: one more with each change of its synced tables by DDL",
+    ),
+    Metric(
+        "anabranch_schema_changes_waiting",
+        "gauge",
+        "1",
+        ("database",),
+        "Changes of synced tables by DDL that the log lacks yet: until it has them no batches are decided",
+    ),
+    Metric(
+        "anabranch_schema_change_age",
+        "gauge",
+        "s",
+        ("database",),
+        "For how long the oldest of them has been seen to wait",
+    ),
     # snapshot.
     Metric("anabranch_subscribers", "gauge", "1", ("database",), "Subscribers that follow the log now"),
     Metric(

@@ -24,6 +24,7 @@ from anabranch.clock import Clock
 from anabranch.runtime import metrics
 from anabranch.store.capture.backlog import captured_backlogs
 from anabranch.store.catalog import writer
+from anabranch.store.ddl.backlog import schema_backlogs
 from anabranch.store.group.waves import DatabaseError
 from anabranch.store.inbox.backlog import backlogs, databases_with_work
 from anabranch.store.inbox.claim import (
@@ -129,6 +130,7 @@ class Resolver:
         known: frozenset[int] = frozenset()
         metrics.count("anabranch_notifications_ignored", 0)
         moments: dict[int, tuple[str, float]] = {}
+        marker_moments: dict[int, tuple[int, float]] = {}
         watch = CapturedWatch(self._captured_poll_s)
         while not self._stopping.is_set():
             now = time.monotonic()
@@ -146,6 +148,10 @@ class Resolver:
                 for waiting in captured_backlogs(session, moments, now, _COUNT_AT_MOST):
                     metrics.gauge("anabranch_captured_backlog", waiting.changes, database=waiting.name)
                     metrics.gauge("anabranch_captured_age", waiting.age_s, database=waiting.name)
+                for changes in schema_backlogs(session, marker_moments, now):
+                    metrics.gauge("anabranch_schema_version", changes.version, database=changes.name)
+                    metrics.gauge("anabranch_schema_changes_waiting", changes.markers, database=changes.name)
+                    metrics.gauge("anabranch_schema_change_age", changes.age_s, database=changes.name)
             if watch.due_in(now) <= 0:
                 for number in watch.look(session, now, self._wakeups.busy()):
                     self._wakeups.wake(number)

@@ -19,6 +19,7 @@ from anabranch.store.capture.backlog import CapturedBacklog, Moments
 from anabranch.store.catalog.census import SEEN, WaitingBatches
 from anabranch.store.catalog.out_of_sync import capture_off
 from anabranch.store.catalog.unsynced import WhyUnsynced
+from anabranch.store.ddl.backlog import MarkerMoments, SchemaBacklog
 from anabranch.testkit.exposition import page
 from anabranch_retention_janitor.census import Census, Counted, count, tell
 from anabranch_retention_janitor.config import JanitorSettings
@@ -127,6 +128,33 @@ def test_what_was_captured_is_told_with_the_time_since_it_was_first_seen(ground:
     assert (later.changes, later.age_s > 0) == (1, True)
 
 
+def test_schema_changes_that_wait_are_told_with_the_time_since_they_were_first_seen(ground: Ground) -> None:
+    settings = load_settings(JanitorSettings, postgres_url=ground.url)
+    moments: MarkerMoments = {}
+
+    def look() -> SchemaBacklog:
+        [found] = count(settings, ground.now_ms, marker_moments=moments).schema
+        return found
+
+    assert look() == SchemaBacklog("app", 1, 0, 0.0)
+    mark = "insert into anabranch.captured (database_id, table_id, xid, type, depth) values (%s, 0, '1', 4, 0)"
+    ground.conn.execute(mark, (ground.id,))
+    assert look() == SchemaBacklog("app", 1, 1, 0.0)
+    ground.conn.execute(mark, (ground.id,))
+    later = look()
+    assert (later.markers, later.age_s > 0) == (2, True)
+    # The first one was taken: the other has waited since it was seen as the oldest.
+    ground.conn.execute("delete from anabranch.captured where id = (select min(id) from anabranch.captured)")
+    ground.conn.execute("update anabranch.databases set ddl_version = 2")
+    assert look() == SchemaBacklog("app", 2, 1, 0.0)
+    tell(Counted({}, {}, {}, [], {}, {}, 0, {}, {}, [later]))
+    try:
+        assert metrics._levels["anabranch_schema_changes_waiting"]["app",] == 2
+        assert metrics._levels["anabranch_schema_change_age"]["app",] == later.age_s
+    finally:
+        tell(Counted({}, {}, {}, [], {}, {}, 0, {}, {}))
+
+
 def test_tables_that_are_not_synced_are_counted_by_why(ground: Ground) -> None:
     none = {("app", why.value): 0 for why in WhyUnsynced}
     assert counted(ground).unsynced == none
@@ -181,6 +209,9 @@ def test_the_process_shows_them(ground: Ground, tmp_path: Path) -> None:
             'anabranch_epochs_ended{database="app"} 0.0',
             'anabranch_inbox_age_seconds{database="app"} 0.0',
             'anabranch_captured_age_seconds{database="app"}',
+            'anabranch_schema_version{database="app"} 1.0',
+            'anabranch_schema_changes_waiting{database="app"} 0.0',
+            'anabranch_schema_change_age_seconds{database="app"} 0.0',
             'anabranch_tables_not_synced{database="app",why="changed"} 0.0',
             "anabranch_pool_open ",
             "anabranch_pool_refused_total 0.0",
