@@ -60,10 +60,10 @@ def status(
 
     In red: services that are not ready, tables that are not synced, a Postgres that does not answer (exit code 1).
 
-    head: when the last group was committed. ready: batches that could be decided; parked: that wait for a row or a
-    batch; oldest: how long the oldest of them has waited; captured: changes by SQL that the log lacks yet. decided:
-    accepted batches a second. held by: what keeps the log from being cut further. behind: how far a node is from the
-    head.
+    head: when the last group was committed. schema: its version, and when it last changed. ready: batches that could be
+    decided; parked: that wait for a row or a batch; oldest: how long the oldest of them has waited; captured: changes
+    by SQL that the log lacks yet. decided: accepted batches a second. held by: what keeps the log from being cut
+    further. behind: how far a node is from the head.
     """
     if as_json and watch:
         raise typer.BadParameter("--json and --watch don't go together")

@@ -17,6 +17,7 @@ from anabranch.store.catalog.unsynced import COMMANDS, Unsynced
 
 SHOWN_NODES = 20
 RED, YELLOW, BOLD = "red", "yellow", "bold"
+_MOST_COMMAND = 200
 
 
 def services_lines(services: dict[str, dict[str, str]], width: int) -> Iterator[Text]:
@@ -41,6 +42,7 @@ def _database(database: DatabaseStatus, now_ms: int, width: int) -> Iterator[Tex
     )
     for one in database.unsynced:
         yield from unsynced_lines(database.name, one, width, 2)
+    yield from _altered(database, width)
     for table in database.cut_off:
         yield from paragraph(printable(in_words(database.name, table)), width, 2, style=YELLOW)
     for table, note in database.notes:
@@ -52,6 +54,7 @@ def _database(database: DatabaseStatus, now_ms: int, width: int) -> Iterator[Tex
     rows = sum(count for count in database.tables.values() if count is not None)
     head = f"head {age(now_ms - database.head)} ago" if database.head else "head none"
     yield from _line("tables", [f"{len(database.tables)}, {rows:,} rows", head], width)
+    yield from _line("schema", _schema(database, now_ms), width)
     oldest = "" if database.oldest_waiting_ms is None else f", oldest {age(database.oldest_waiting_ms)}"
     more = " or more" if database.captured >= COUNTED else ""
     yield from _line(
@@ -67,6 +70,28 @@ def _database(database: DatabaseStatus, now_ms: int, width: int) -> Iterator[Tex
         of = [f"{reason} {count}" for reason, count in database.dead_letters]
         yield from fitted([f"dead letters on devices {total}", *of], width, 2, style=YELLOW)
     yield from _nodes(database, now_ms, width)
+
+
+def _altered(database: DatabaseStatus, width: int) -> Iterator[Text]:
+    """The changes by DDL that the log lacks yet, and whether it will hear of others late."""
+    for one in database.schema.waiting:
+        table = f'table "{printable(one.table)}" ' if one.table else ""
+        by = f" by {printable(one.role)}" if one.role else ""
+        text = f"ALTERED: {table}{printable(one.what)}{by}: no batches are decided until the log has it"
+        yield from paragraph(text, width, 2, style=YELLOW)
+        if one.command:
+            yield from paragraph(printable(" ".join(one.command.split())[:_MOST_COMMAND]), width, 4, style=YELLOW)
+    if not database.schema.event_triggers:
+        text = (
+            "no event triggers: DDL is noticed late, by looks; `anabranch database migrate` as a superuser makes them"
+        )
+        yield from paragraph(text, width, 2, style=YELLOW)
+
+
+def _schema(database: DatabaseStatus, now_ms: int) -> list[str]:
+    schema = database.schema
+    changed = [f"changed {age(now_ms - schema.changed_ms)} ago"] if schema.changed_ms else []
+    return [f"version {schema.version}", *changed]
 
 
 def unsynced_lines(database: str, one: Unsynced, width: int, indent: int) -> Iterator[Text]:

@@ -27,6 +27,7 @@ from anabranch.store import migrate
 from anabranch.store.catalog.databases import load_database
 from anabranch.store.catalog.out_of_sync import capture_off
 from anabranch.store.catalog.registration import add_table, create_database
+from anabranch.store.ddl.install import install
 from anabranch.store.session.engine import Session, connect
 
 LONG = "t" * 63
@@ -208,3 +209,26 @@ def test_a_schema_that_is_not_there_is_said(databases: object, database_url: str
     assert "this Postgres has no schema anabranch" in told.stderr
     with connect(database_url, application_name="test") as conn:
         assert conn.closed is False
+
+
+def test_changes_of_the_schema_that_wait_and_what_notices_them_are_told(conn: Session, migrated_url: str) -> None:
+    conn.execute("create table app.job (id text primary key)")
+    create_database(conn, "shop", "app")
+    add_table(conn, "shop", "job")
+    before = " ".join(command("status", "--postgres-url", migrated_url).stdout.split())
+    assert "schema version 1 waiting" in before
+    assert "no event triggers: DDL is noticed late, by looks" in before
+    assert install(conn)
+    conn.execute("/* \x1b[31m */ alter table app.job add column title text")
+    conn.execute("alter table app.job rename to task")
+    told = command("status", "--postgres-url", migrated_url)
+    fits(told.stdout)
+    words = " ".join(told.stdout.split())
+    assert "no event triggers" not in words
+    (role,) = conn.execute("select current_user").fetchone() or ("",)
+    assert f'ALTERED: table "job" was altered by {role}: no batches are decided until the log has it' in words
+    assert "/* \\x1b[31m */ alter table app.job add column title text" in words
+    assert f'ALTERED: table "task" was altered by {role}' in words
+    schema = json.loads(command("status", "--json", "--postgres-url", migrated_url).stdout)["databases"][0]["schema"]
+    assert (schema["version"], schema["changed_ms"], schema["event_triggers"]) == (1, 0, True)
+    assert [one["table"] for one in schema["waiting"]] == ["job", "task"]

@@ -13,6 +13,7 @@ from anabranch.store.catalog.census import SEEN, count_dead_letters, count_nodes
 from anabranch.store.catalog.cut_off import cut_off
 from anabranch.store.catalog.databases import Database, load_databases
 from anabranch.store.catalog.unsynced import Unsynced, look
+from anabranch.store.ddl.status import SchemaStatus, schema_statuses
 from anabranch.store.retention.floor import databases as kept_databases
 from anabranch.store.retention.floor import read_facts
 
@@ -120,6 +121,8 @@ class DatabaseStatus:
     """Dead letters on devices by reason, as nodes last reported."""
     every_row: tuple[str, ...]
     """Tables whose row-level security was set aside: every device sees every row."""
+    schema: SchemaStatus
+    """The version of its tables, and the changes by DDL that the log lacks yet."""
 
 
 def read_status(conn: psycopg.Connection[tuple[Any, ...]]) -> tuple[int, list[DatabaseStatus]]:
@@ -138,6 +141,7 @@ def read_status(conn: psycopg.Connection[tuple[Any, ...]]) -> tuple[int, list[Da
         seen = count_nodes(conn, [database[1] for database in databases], now_ms)
         captured = {one.name: one.changes for one in captured_backlogs(conn, {}, 0.0, COUNTED)}
         letters = count_dead_letters(conn, [database[1] for database in databases])
+        schemas = schema_statuses(conn)
         catalog = load_databases(conn)
         looks = {name: look(conn, one) for name, one in catalog.items()}
     bounds = _bounds(conn, now_ms)
@@ -174,6 +178,7 @@ def read_status(conn: psycopg.Connection[tuple[Any, ...]]) -> tuple[int, list[Da
                 notes=tuple((one.called, one.text) for one in looks[name].notes) if name in looks else (),
                 dead_letters=tuple(sorted((reason, one) for (of, reason), one in letters.items() if of == name)),
                 every_row=_every_row(catalog.get(name)),
+                schema=schemas[number],
             )
         )
     return now_ms, found
