@@ -11,9 +11,9 @@ from anabranch.values.messages import column_writer
 
 
 class ColumnFacts(NamedTuple):
-    """The facts of a column beyond its registration, as Postgres's catalog has them. ``base_type``: of a domain the type
-    under it, with its modifiers. ``labels``: of an enum, or of an array of one, in their order. ``refuses_null``: a NULL
-    is refused from any writer."""
+    """The facts of a column beyond its registration, as Postgres's catalog has them. ``base_type``: of a domain the
+    type under it, with its modifiers. ``labels``: of an enum, or of an array of one, in their order.
+    ``refuses_null``: a NULL is refused from any writer."""
 
     base_type: str = ""
     labels: Iterable[str] = ()
