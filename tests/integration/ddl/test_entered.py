@@ -10,6 +10,7 @@ import pytest
 
 from anabranch.store.catalog.drift import drift
 from anabranch.store.catalog.former_tables import all_former
+from anabranch.store.catalog.out_of_sync import capture_off
 from anabranch.store.ddl.changes import AlteredMeanwhileError, changes_of
 from anabranch.store.ddl.difference import TableChange
 from anabranch.store.ddl.enter import enter
@@ -239,6 +240,15 @@ def test_a_table_with_another_key_is_pulled_under_another_number_and_goes_on_cap
     assert world.rows("select table_id, type from anabranch.captured") == [(table.id, 1)]
     [former] = all_former(world.conn, world.database.id)
     assert former.table.id == was
+
+
+def test_a_table_that_is_pulled_stays_uncaptured_where_it_was(world: World) -> None:
+    capture_off(world.conn, NAME, "job", now_ms=NOW_MS)
+    world.sql("alter table app.job drop constraint job_pkey, add primary key (id, title)")
+    assert world.followed().pulled
+    world.sql("insert into app.job values ('a', 'x')")
+    assert world.rows("select count(*) from anabranch.captured") == [(0,)]
+    assert world.database.uncaptured == {"job"}
 
 
 def test_a_table_without_a_key_is_set_aside_and_pulled_once_it_has_one(world: World) -> None:

@@ -19,7 +19,8 @@ works_from = "0009"
 COLUMN = """
 alter table anabranch.synced_tables add column shape jsonb;
 comment on column anabranch.synced_tables.shape is
-    'anabranch.shape_of the table as its columns were read; NULL: not known, as the release before does not write it';
+    'anabranch.shape_of the table as its columns were read; NULL: not known, as the release before does not write it. '
+    'refused: a hash of a later one by which it can''t be synced';
 comment on column anabranch.captured.type is
     '1 insert, 2 update (of the key as well), 3 delete; 4: a marker, the table was altered here';
 comment on column anabranch.captured.new is
@@ -171,6 +172,17 @@ end
 $$;
 """
 
+# Whether a table is as its registration says; of one that was refused, as it was when it was refused.
+IS_ON_RECORD = """
+create function anabranch.is_on_record(shape jsonb, sql_name text, relation oid, name text, has jsonb) returns boolean
+language sql immutable
+as $$
+select case when $1 ? 'refused'
+            then $1 ->> 'refused' = md5(concat_ws(' ', $3, $4, $5 - 'missing'))
+            else $2 = $4 and $1 - 'missing' = $5 - 'missing' end
+$$;
+"""
+
 # Compares a table with what is on record of it: the last marker that waits, else the registration. ``rewritten`` are
 # the tables that the command has written anew, each with pg_event_trigger_table_rewrite_reason(): 2 and 4 may bring
 # other values. A transaction that reads one moment may not see columns that others have added: then the marker says
@@ -216,8 +228,7 @@ begin
     gone := one.nspname <> anabranch.schema_on_record(one.arguments[1]::int);
     now_has := anabranch.shape_of(relation);
     if reason = 0 and (case when told is null then
-            not gone and registered.sql_name = one.relname
-            and registered.shape - 'missing' = now_has - 'missing'
+            not gone and anabranch.is_on_record(registered.shape, registered.sql_name, relation, one.relname, now_has)
         else
             gone = coalesce((told ->> 'dropped')::boolean, false) and told ->> 'sql_name' = one.relname
             and (told -> 'shape') - 'missing' = now_has - 'missing'
@@ -492,8 +503,8 @@ $$;
 """
 
 FUNCTIONS = (
-    DEEP, MISSING, SHAPE, INSTALL_CAPTURE, SCHEMA_ON_RECORD, MARK, TAKES_NEW_TABLE, NOTICE_NEW_TABLE, NOTICE_TABLE,
-    NOTICE_TYPES, NOTICE_SCHEMA, NOTICE_DROPPED, NOTICE_DDL, NOTICE_DROP, NOTICE_REWRITE, INSTALL,
+    DEEP, MISSING, SHAPE, INSTALL_CAPTURE, SCHEMA_ON_RECORD, MARK, TAKES_NEW_TABLE, NOTICE_NEW_TABLE, IS_ON_RECORD,
+    NOTICE_TABLE, NOTICE_TYPES, NOTICE_SCHEMA, NOTICE_DROPPED, NOTICE_DDL, NOTICE_DROP, NOTICE_REWRITE, INSTALL,
 )  # fmt: skip
 
 # The columns that are registered. Where the table has others by now, which were never synced, their values have to be
@@ -533,7 +544,8 @@ def downgrade() -> None:
     for name in (
         "install_event_triggers()", "notice_rewrite()", "notice_drop()", "notice_ddl()",
         "notice_dropped(text, text, text)", "notice_schema(oid, text)", "notice_types(text)",
-        "notice_table(oid, text, text)", "notice_new_table(oid, text, text, text)", "takes_new_table(int, text)",
+        "notice_table(oid, text, text)", "is_on_record(jsonb, text, oid, text, jsonb)",
+        "notice_new_table(oid, text, text, text)", "takes_new_table(int, text)",
         "mark(int, int, text, jsonb)", "schema_on_record(int)", "install_capture(oid, int, int)", "shape_of(oid)",
         "missing_of(oid)", "deep_of(oid)",
     ):  # fmt: skip

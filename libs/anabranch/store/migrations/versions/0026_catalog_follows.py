@@ -153,9 +153,22 @@ end
 $$;
 """
 
-END_TABLE = """
-create function anabranch.end_table(number int) returns void
+# Of a table that can't be synced as it is now: it is set aside until it is another one.
+REFUSE_TABLE = """
+create function anabranch.refuse_table(number int, relation oid, now_ms bigint) returns void
 language sql security definer set search_path = pg_catalog, pg_temp
+as $$
+update anabranch.synced_tables s
+set torn_ms = coalesce(s.torn_ms, $3),
+    shape = s.shape || jsonb_build_object('refused', md5(concat_ws(' ', c.oid, c.relname,
+                                                                   anabranch.shape_of(c.oid) - 'missing')))
+from pg_class c where s.id = $1 and c.oid = $2
+$$;
+"""
+
+KEEP_TABLE = """
+create function anabranch.keep_table(number int) returns void
+language sql set search_path = pg_catalog, pg_temp
 as $$
 with gone as (
     delete from anabranch.synced_tables where id = number
@@ -170,6 +183,25 @@ from gone g
 $$;
 """
 
+# Of a table that is gone, or is in another schema.
+END_TABLE = """
+create function anabranch.end_table(number int) returns void
+language plpgsql security definer set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if exists (
+        select from anabranch.synced_tables s
+        join pg_class c on c.oid = anabranch.captured_by(s.database_id, s.id)
+        join pg_namespace n on n.oid = c.relnamespace and n.nspname = anabranch.schema_on_record(s.database_id)
+        where s.id = number
+    ) then
+        raise exception 'the table of registration % is there', number using errcode = 'invalid_parameter_value';
+    end if;
+    perform anabranch.keep_table(number);
+end
+$$;
+"""
+
 # A registration ends, and another one of the same table begins: with its policies, its audience and its triggers.
 RENEW_TABLE = """
 create function anabranch.renew_table(number int, now_ms bigint) returns int
@@ -180,6 +212,7 @@ declare
     registered anabranch.synced_tables;
     ours oid;
     anew int;
+    trigger name;
 begin
     select s.* into registered from anabranch.synced_tables s where s.id = number;
     ours := anabranch.captured_by(registered.database_id, number);
@@ -187,7 +220,7 @@ begin
         raise exception 'no table has the triggers of registration %', number
             using errcode = 'object_not_in_prerequisite_state';
     end if;
-    perform anabranch.end_table(number);
+    perform anabranch.keep_table(number);
     anew := nextval(pg_get_serial_sequence('anabranch.synced_tables', 'id'));
     registered.id := anew;
     registered.registered_ms := now_ms;
@@ -199,7 +232,12 @@ begin
     values (anew, registered.first_position, 0, decode(repeat('00', 16), 'hex'));
     perform anabranch.install_capture(ours, registered.database_id, anew);
     if registered.capture_off_ms is not null then
-        update anabranch.synced_tables set capture_off_ms = null where id = anew;
+        for trigger in
+            select t.tgname from pg_trigger t join pg_proc p on p.oid = t.tgfoid
+            where t.tgrelid = ours and p.pronamespace = 'anabranch'::regnamespace
+        loop
+            execute format('alter table %s disable trigger %I', ours::regclass, trigger);
+        end loop;
     end if;
     return anew;
 end
@@ -274,8 +312,8 @@ $$;
 """
 
 FUNCTIONS = (
-    CAPTURED_BY, CHECK_COLUMNS, FOLLOWED_AUDIENCE, FOLLOW_TABLE, END_TABLE, RENEW_TABLE, BEGIN_TABLE, LEAVE_TABLE,
-    MOVE_DATABASE,
+    CAPTURED_BY, CHECK_COLUMNS, FOLLOWED_AUDIENCE, FOLLOW_TABLE, REFUSE_TABLE, KEEP_TABLE, END_TABLE, RENEW_TABLE,
+    BEGIN_TABLE, LEAVE_TABLE, MOVE_DATABASE,
 )  # fmt: skip
 
 # Whoever may use schema anabranch could call them else.
@@ -283,7 +321,8 @@ REVOKE = """
 revoke execute on function
     anabranch.begin_table(int, int, text, jsonb, text[], jsonb, bigint), anabranch.end_table(int),
     anabranch.follow_table(int, jsonb, jsonb, text[], text, jsonb, jsonb, bigint), anabranch.followed_audience(int),
-    anabranch.leave_table(int, int), anabranch.move_database(int), anabranch.renew_table(int, bigint)
+    anabranch.leave_table(int, int), anabranch.move_database(int), anabranch.refuse_table(int, oid, bigint),
+    anabranch.renew_table(int, bigint)
 from public
 """
 
@@ -298,7 +337,7 @@ def downgrade() -> None:
     """Drop them."""
     for name in (
         "move_database(int)", "leave_table(int, int)", "begin_table(int, int, text, jsonb, text[], jsonb, bigint)",
-        "renew_table(int, bigint)", "end_table(int)",
+        "renew_table(int, bigint)", "end_table(int)", "keep_table(int)", "refuse_table(int, oid, bigint)",
         "follow_table(int, jsonb, jsonb, text[], text, jsonb, jsonb, bigint)", "followed_audience(int)",
         "check_columns(oid, jsonb)", "captured_by(int, int)",
     ):  # fmt: skip
