@@ -437,7 +437,7 @@ def test_after_any_steps_columns_are_the_catalogs_and_identities_are_for_ever(gr
         for c in after.columns:
             if c.number in by_number:
                 assert c.name == by_number[c.number] or successors[by_number[c.number]] == c.name
-        # What went is in the history, once, and what is new has what it begins with.
+        # A column that went is in the history, once, and a new one has what it begins with.
         assert {f.column.name for f in change.dropped} == set(was.table.by_name) - set(after.by_name)
         assert {c.name for c in change.added} == set(after.by_name) - set(was.table.by_name)
         assert all(c.initial and c.added_position == group + 1 for c in change.added)
