@@ -76,7 +76,8 @@ with head as (
     select %(number)s, %(database)s, %(name)s::text, %(columns)s, %(key_columns)s::text[], %(policy)s, %(now_ms)s,
            position, %(audience)s, %(audience_columns)s::text[], %(audience_is_list)s,
            nullif(%(sql_name)s::text, %(name)s::text),
-           %(former_columns)s, %(column_numbers)s::int2[], c.oid, anabranch.shape_of(c.oid)
+           %(former_columns)s, %(column_numbers)s::int2[], c.oid,
+           anabranch.shape_of(c.oid) || jsonb_build_object('seen', anabranch.seen_of(c.oid))
     from head left join (
         select c.oid from pg_class c join pg_namespace n on n.oid = c.relnamespace
         where n.nspname = %(schema)s and c.relname = %(sql_name)s::text and c.relkind in ('r', 'p')

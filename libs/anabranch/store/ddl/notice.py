@@ -1,10 +1,10 @@
 """Notice DDL where no event trigger does: the catalog is compared with the shapes that are on record.
 
-The resolver asks ``signature`` before it drains or writes, and again before it commits: what others have altered
-meanwhile shows there, and then the group is rolled back and ``notice`` writes the markers. A table may have been
-altered before some of the captured images that wait: these tell by the number and the types of their columns on which
-side they stand, and the marker is placed between them. DDL keeps all other sessions from its table, so that every older
-image can be seen by then; a marker's place is right behind the last of them.
+The resolver asks before it drains or writes, and again before it commits: what others have altered meanwhile shows
+there, and then the group is rolled back. A table may have been altered before some of the captured images that wait:
+these tell by the number and the types of their columns on which side they stand, and the marker is placed between them.
+DDL keeps all other sessions from its table, so that every older image can be seen by then; a marker's place is right
+behind the last of them.
 
 Where a table was written anew by the same DDL nothing tells of USING: values of columns whose type is another one are
 sent, those of others are not.
@@ -25,25 +25,6 @@ from anabranch.store.ddl.shapes import Shape, columns_of
 
 Connection = psycopg.Connection[Any]
 
-_SIGNATURE: LiteralString = """
-select coalesce(pg_catalog.md5(pg_catalog.string_agg(pg_catalog.concat_ws(' ', s.id, c.oid, c.relname, c.relnamespace,
-    named.oid,
-    (select pg_catalog.string_agg(pg_catalog.concat_ws(' ', a.attnum, a.xmin,
-         case when a.atttypid >= 16384 then anabranch.deep_of(a.atttypid)::text end), ',' order by a.attnum)
-     from pg_catalog.pg_attribute a where a.attrelid = coalesce(c.oid, named.oid) and a.attnum > 0),
-    (select pg_catalog.string_agg(e.oid::text, ',' order by e.oid) from pg_catalog.pg_attrdef e
-     where e.adrelid = coalesce(c.oid, named.oid)),
-    (select i.indkey::text from pg_catalog.pg_index i
-     where i.indrelid = coalesce(c.oid, named.oid) and i.indisprimary)
-), ';' order by s.id)), '')
-from anabranch.synced_tables s
-join anabranch.databases d on d.id = s.database_id
-left join pg_catalog.pg_class c on c.oid = s.relation::oid
-left join pg_catalog.pg_namespace n on n.nspname = d.schema_name
-left join pg_catalog.pg_class named on named.relnamespace = n.oid and named.relname = coalesce(s.sql_name, s.name)
-where s.database_id = %s
-"""
-
 # A table is found by its triggers wherever it is; one that lost them by its oid, if it still has its name, and else by
 # its name alone.
 _DIFFERENT: LiteralString = """
@@ -53,7 +34,7 @@ with last as (
 ), on_record as (
     select s.id as number, coalesce(m.told ->> 'sql_name', s.sql_name, s.name) as sql_name,
            coalesce((m.told ->> 'relation')::int8, s.relation) as relation,
-           case when m.told is null then s.shape else m.told -> 'shape' end as shape,
+           case when m.told is null then s.shape else nullif(m.told -> 'shape', 'null') end as shape,
            coalesce((m.told ->> 'dropped')::boolean, false) as dropped, coalesce(m.id, 0) as marker
     from anabranch.synced_tables s left join last m on m.table_id = s.id
     where s.database_id = %(database)s
@@ -66,7 +47,10 @@ with last as (
     where t.tgfoid = 'anabranch.capture_truncate()'::pg_catalog.regprocedure and t.tgname = '~anabranch_truncate'
       and pg_catalog.split_part(pg_catalog.encode(t.tgargs, 'escape'), '\\000', 1) = (%(database)s::int)::text
 ), found as (
-    select r.*, n.nspname, c.relname, c.oid, anabranch.shape_of(c.oid) as has
+    select r.*, n.nspname, c.relname, c.oid,
+           case when r.shape ->> 'seen' = anabranch.seen_of(c.oid) and r.sql_name = c.relname
+                     and r.relation = c.oid::int8
+                then null else anabranch.shape_of(c.oid) end as has
     from on_record r cross join of_schema o
     left join triggers t on t.number = r.number
     left join pg_catalog.pg_namespace own on own.nspname = o.name
@@ -75,10 +59,11 @@ with last as (
     left join pg_catalog.pg_class c on c.oid = coalesce(t.tgrelid, named.oid)
     left join pg_catalog.pg_namespace n on n.oid = c.relnamespace
 )
-select f.number, f.sql_name, f.shape, f.dropped, f.marker, f.nspname, f.relname, f.oid::int8, f.has, f.same,
+select f.number, f.sql_name, f.shape, f.dropped, f.marker, f.nspname, f.relname, f.oid::int8,
+       coalesce(f.has, anabranch.shape_of(f.oid)), f.same,
        o.name, exists (select from pg_catalog.pg_namespace x where x.nspname = o.name)
 from (
-    select f.*, coalesce(
+    select f.*, f.oid is not null and f.has is null or coalesce(
         case when f.shape ? 'refused' then true else f.relation = f.oid::int8 end
         and anabranch.is_on_record(f.shape, f.sql_name, f.oid, f.relname, f.has), false) as same
     from found f
@@ -102,17 +87,10 @@ _REWRITTEN = 2
 """As of a column's default or expression: no column has other values that its type or expression does not tell."""
 
 
-def signature(conn: Connection, database_id: int) -> str:
-    """A text that changes with every DDL that ``notice`` would find. One statement, cheap enough for each group. Raises
-    psycopg.Error."""
-    [(found,)] = conn.execute(_SIGNATURE, (database_id,)).fetchall()
-    return str(found)
-
-
 def notice(conn: Connection, database: Database) -> bool:
     """Compare the tables of a database with their shapes on record (the last marker's that waits, else that of the
-    registration), and write a marker for each that differs. Whether there was one. Where event triggers are installed
-    it finds only what these missed.
+    registration), and write a marker for each that differs. Whether there was one. Cheap enough for each group
+    where nothing differs. Where event triggers are installed it finds only what these missed.
 
     Raises:
         psycopg.Error: Postgres refused it.

@@ -113,6 +113,23 @@ end
 $$;
 """
 
+# Changes whenever a shape does, and is far cheaper: a shape that is kept has it beside, so that a look at all tables
+# makes no shape where nothing was altered.
+SEEN = """
+create function anabranch.seen_of(relation oid) returns text
+language plpgsql stable set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
+as $$
+begin
+    return (
+        select md5(concat_ws(' ', relation, string_agg(concat_ws(' ', a.attnum, a.xmin,
+                   case when a.atttypid >= 16384 then anabranch.deep_of(a.atttypid) end), ',' order by a.attnum),
+               (select string_agg(d.oid::text, ',' order by d.oid) from pg_attrdef d where d.adrelid = relation),
+               (select i.indkey::text from pg_index i where i.indrelid = relation and i.indisprimary)))
+        from pg_attribute a where a.attrelid = relation and a.attnum > 0);
+end
+$$;
+"""
+
 # The capture triggers of store/capture/triggers.py, for a table that is named by its oid.
 INSTALL_CAPTURE = """
 create function anabranch.install_capture(relation oid, database_id int, table_id int) returns void
@@ -179,7 +196,7 @@ language sql immutable
 as $$
 select case when $1 ? 'refused'
             then $1 ->> 'refused' = md5(concat_ws(' ', $3, $4, $5 - 'missing'))
-            else $2 = $4 and $1 - 'missing' = $5 - 'missing' end
+            else $2 = $4 and $1 - '{missing,seen}'::text[] = $5 - 'missing' end
 $$;
 """
 
@@ -231,7 +248,7 @@ begin
             not gone and anabranch.is_on_record(registered.shape, registered.sql_name, relation, one.relname, now_has)
         else
             gone = coalesce((told ->> 'dropped')::boolean, false) and told ->> 'sql_name' = one.relname
-            and (told -> 'shape') - 'missing' = now_has - 'missing'
+            and nullif(told -> 'shape', 'null') - 'missing' = now_has - 'missing'
         end) then
         return;
     end if;
@@ -503,15 +520,16 @@ $$;
 """
 
 FUNCTIONS = (
-    DEEP, MISSING, SHAPE, INSTALL_CAPTURE, SCHEMA_ON_RECORD, MARK, TAKES_NEW_TABLE, NOTICE_NEW_TABLE, IS_ON_RECORD,
-    NOTICE_TABLE, NOTICE_TYPES, NOTICE_SCHEMA, NOTICE_DROPPED, NOTICE_DDL, NOTICE_DROP, NOTICE_REWRITE, INSTALL,
+    DEEP, MISSING, SHAPE, SEEN, INSTALL_CAPTURE, SCHEMA_ON_RECORD, MARK, TAKES_NEW_TABLE, NOTICE_NEW_TABLE,
+    IS_ON_RECORD, NOTICE_TABLE, NOTICE_TYPES, NOTICE_SCHEMA, NOTICE_DROPPED, NOTICE_DDL, NOTICE_DROP, NOTICE_REWRITE,
+    INSTALL,
 )  # fmt: skip
 
 # The columns that are registered. Where the table has others by now, which were never synced, their values have to be
 # sent once they are.
 FILL = """
 with found as (
-    select s.id, s.columns, anabranch.shape_of(c.oid) as shape
+    select s.id, s.columns, anabranch.shape_of(c.oid) || jsonb_build_object('seen', anabranch.seen_of(c.oid)) as shape
     from anabranch.synced_tables s join anabranch.databases d on d.id = s.database_id
     join pg_catalog.pg_namespace n on n.nspname = d.schema_name
     join pg_catalog.pg_class c on c.relnamespace = n.oid and c.relname = s.name and c.relkind = 'r'
@@ -524,7 +542,7 @@ with found as (
 )
 update anabranch.synced_tables s
 set shape = m.shape || jsonb_build_object('columns', m.known)
-            || case when m.known <> m.shape -> 'columns' then '{"behind": true}' else '{}' end::jsonb
+            || case when m.known <> m.shape -> 'columns' then '{"behind": true, "seen": ""}' else '{}' end::jsonb
 from matched m where m.id = s.id
 """
 
@@ -546,7 +564,8 @@ def downgrade() -> None:
         "notice_dropped(text, text, text)", "notice_schema(oid, text)", "notice_types(text)",
         "notice_table(oid, text, text)", "is_on_record(jsonb, text, oid, text, jsonb)",
         "notice_new_table(oid, text, text, text)", "takes_new_table(int, text)",
-        "mark(int, int, text, jsonb)", "schema_on_record(int)", "install_capture(oid, int, int)", "shape_of(oid)",
+        "mark(int, int, text, jsonb)", "schema_on_record(int)", "install_capture(oid, int, int)", "seen_of(oid)",
+        "shape_of(oid)",
         "missing_of(oid)", "deep_of(oid)",
     ):  # fmt: skip
         op.execute(f"drop function anabranch.{name}")

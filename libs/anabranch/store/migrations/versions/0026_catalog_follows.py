@@ -143,7 +143,8 @@ begin
     followed := anabranch.followed_audience(number);
     update anabranch.synced_tables s
     set columns = $2, former_columns = former, key_columns = $4, sql_name = nullif($5, s.name),
-        relation = ours::int8, column_numbers = '{}', shape = $6,
+        relation = ours::int8, column_numbers = '{}',
+        shape = $6 || jsonb_build_object('seen', anabranch.seen_of(ours)),
         policy = case when s.policy ? 'columns' then jsonb_set(s.policy, '{columns}', policies) else s.policy end,
         changed_position = coalesce(changed, s.changed_position),
         audience = coalesce(followed.expression, s.audience),
@@ -268,7 +269,7 @@ begin
     overriding system value
     values (number, $1, $3, $4, $5, $7, coalesce((select max(position) from anabranch.groups
                                                  where database_id = $1), 0),
-            nullif(one.relname, $3), ours::int8, $6);
+            nullif(one.relname, $3), ours::int8, $6 || jsonb_build_object('seen', anabranch.seen_of(ours)));
     insert into anabranch.table_sums (table_id, position, row_count, row_hash)
     select s.id, s.first_position, 0, decode(repeat('00', 16), 'hex') from anabranch.synced_tables s
     where s.id = number;
