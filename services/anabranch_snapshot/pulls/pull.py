@@ -219,7 +219,7 @@ def require_same(table: Table, before: PullProgress, seen: bytes) -> None:
     if before.seen != seen:
         raise CallError(
             errors_pb2.REASON_INVALID_TOKEN,
-            f"other rows of {table.name!r} are seen than when this pull began: pull that table from its start",
+            f"other rows of {table.sql_name!r} are seen than when this pull began: pull that table from its start",
         )
 
 

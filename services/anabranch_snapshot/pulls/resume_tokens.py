@@ -96,7 +96,7 @@ def from_token(database: Database, table: Table, token: bytes) -> PullProgress:
     if not parsed or parsed[0] != table.id:
         raise CallError(
             errors_pb2.REASON_INVALID_TOKEN,
-            f"resume is not one that was given for table {table.name!r}: pull that table from its start",
+            f"resume is not one that was given for table {table.sql_name!r}: pull that table from its start",
         )
     _, key, rows_done, earliest, *read = parsed
     seen = bytes.fromhex(read.pop()) if of in (_SEEN, _SEEN_BY_PLACE) else b""

@@ -16,7 +16,7 @@ from anabranch.store.catalog.databases import Database, load_database
 from anabranch.store.catalog.drift import drift, stopped_tables
 from anabranch.store.catalog.former_tables import all_former
 from anabranch.store.catalog.gather import add_tables, restart_captures
-from anabranch.store.catalog.judging import RegistrationError, unsynced_tables
+from anabranch.store.catalog.judging import RegistrationError, refusals, unsynced_tables
 from anabranch.store.catalog.out_of_sync import capture_off
 from anabranch.store.catalog.registration import add_table, create_database, remove_table
 from anabranch.store.catalog.set_policy import set_table_policy
@@ -71,6 +71,7 @@ def test_constraints_are_of_identities(renamed: Session) -> None:
 def test_another_table_takes_the_old_name(renamed: Session) -> None:
     renamed.execute("create table app.t (id int primary key, t text references app.child)")
     assert unsynced_tables(renamed, "d") == ["t"]
+    assert refusals(renamed, "d", ["t"]) == []
     [added] = add_tables(renamed, "d", ["t"], now_ms=NOW_MS)
     assert (added.table.name, added.table.sql_name) == ("t~2", "t")
     found = database(renamed)
@@ -84,6 +85,8 @@ def test_another_table_takes_the_old_name(renamed: Session) -> None:
     with pytest.raises(RegistrationError, match="is synced already"):
         add_table(renamed, "d", 'New "T"')
     remove_table(renamed, "d", "t")
+    with pytest.raises(RegistrationError, match=r'the table that was "t" is called "New "T"" now'):
+        remove_table(renamed, "d", "t")
     assert list(database(renamed).tables) == ["t", "child"]
     assert [(one.table.name, one.table.sql_name) for one in all_former(renamed, found.id)] == [("t~2", "t")]
 

@@ -114,7 +114,7 @@ def remove(
             remove_table(conn, database, name)
     for name in tables:
         say(f'table "{name}" is no longer synced')
-        table = before.find(name)
+        table = before.by_sql_name.get(name)
         if table is not None and any(table.name in one.tables for one in before.audience_rules.memberships):
             text = "a membership query reads it: whose audiences it changes is not noticed until it is added again"
             say(f'warning: table "{name}": {text}', err=True)
@@ -139,8 +139,10 @@ def capture_(
         with conn.transaction():
             for name in tables:
                 capture_off(conn, database, name)
+            found = load_database(conn, database)
     for name in tables:
-        say(f'direct writes to table "{name}" are not captured until capture is turned on')
+        called = name if (table := found.find(name)) is None else table.sql_name
+        say(f'direct writes to table "{called}" are not captured until capture is turned on')
 
 
 @app.command("list")

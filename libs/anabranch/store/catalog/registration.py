@@ -297,10 +297,10 @@ def enter(
 
 
 def remove_table(conn: Connection, database: str, table: str, *, limits: RegistrationLimits | None = None) -> None:
-    """Stop the sync of ``table``, as SQL calls it, or by its identity. The table itself and its entries in the log
-    stay; the history that conflicts are decided by goes, and so do its triggers and the captured changes, so that a
-    later ``add_table`` starts anew. Where another session uses the table, this call waits for it, and all later
-    sessions wait behind this call, at most ``limits.lock_timeout_ms``.
+    """Stop the sync of ``table``, as SQL calls it. The table itself and its entries in the log stay; the history that
+    conflicts are decided by goes, and so do its triggers and the captured changes, so that a later ``add_table`` starts
+    anew. Where another session uses the table, this call waits for it, and all later sessions wait behind this call, at
+    most ``limits.lock_timeout_ms``.
 
     Raises:
         RegistrationError: UNKNOWN_DATABASE, NOT_SYNCED or BUSY.
@@ -311,12 +311,15 @@ def remove_table(conn: Connection, database: str, table: str, *, limits: Registr
             limit(conn, limits)
             found = find_database(conn, what, database)
             claim(conn, found.id)
-            found_table = found.find(table)
-            number = None if found_table is None else leave(conn, found, found_table.name)
-            if found_table is None or number is None:
-                raise refuse(what, TableRefusal.NOT_SYNCED, f'"{table}" is no synced table of "{database}"')
+            synced = found.by_sql_name.get(table)
+            number = None if synced is None else leave(conn, found, synced.name)
+            if number is None:
+                # Never by its identity: whoever removes a table twice would remove one that had its name before.
+                before = found.tables.get(table)
+                now = "" if before is None else f'; the table that was "{table}" is called "{before.sql_name}" now'
+                raise refuse(what, TableRefusal.NOT_SYNCED, f'"{table}" is no synced table of "{database}"{now}')
             triggers.remove(conn, found.id, number)
-            triggers.end_gathering(conn, found.schema_name, found_table.sql_name, found.id)
+            triggers.end_gathering(conn, found.schema_name, table, found.id)
             tell(conn, found.id)
     except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as error:
         raise refuse(what, TableRefusal.BUSY, "the database is being written to; try again") from error
