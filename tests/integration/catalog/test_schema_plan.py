@@ -97,7 +97,15 @@ def test_what_each_change_costs(plans: Plans) -> None:
         alter type app.state add value 'late';
     """
     assert plans.costs(script) == {"job": ["free"], "site": ["free"]}
+    script = """
+        alter table app.job alter minutes type bigint, alter title type varchar; alter table app.job alter title type text;
+        alter table app.job alter title set not null, add check (minutes > 0), add unique (title);
+        alter table app.note alter body set default 'x';
+    """
+    assert plans.costs(script) == {"job": ["free"], "note": ["free"]}
+    assert plans.costs("alter type app.state rename value 'done' to 'finished'") == {"job": ["sends"]}
     assert plans.costs("alter table app.job alter minutes type numeric(6,2) using minutes / 60.0") == {"job": ["sends"]}
+    assert plans.costs("alter table app.job alter minutes type bigint using minutes * 60") == {"job": ["sends"]}
     assert plans.costs("alter table app.job add column ref uuid default gen_random_uuid()") == {"job": ["sends"]}
     assert plans.costs("alter table app.job drop column title") == {"job": ["recounts"]}
     assert plans.costs("alter table app.job drop constraint job_pkey, add primary key (title)") == {"job": ["pull"]}
