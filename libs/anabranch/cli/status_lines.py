@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from rich.cells import cell_len
 from rich.text import Text
 
+from anabranch.cli.catalog.remedies import sql_remedy
 from anabranch.cli.lines import columns, fitted, paragraph
 from anabranch.cli.printable import printable
 from anabranch.store.catalog.census import SEEN
@@ -41,7 +42,7 @@ def _database(database: DatabaseStatus, now_ms: int, width: int) -> Iterator[Tex
         [f"database {printable(database.name)}", f"schema {printable(database.schema_name)}"], width, style=BOLD
     )
     for one in database.unsynced:
-        yield from unsynced_lines(database.name, one, width, 2)
+        yield from unsynced_lines(database.name, database.schema_name, one, width, 2)
     yield from _altered(database, width)
     for table in database.cut_off:
         yield from paragraph(printable(in_words(database.name, table)), width, 2, style=YELLOW)
@@ -94,10 +95,13 @@ def _schema(database: DatabaseStatus, now_ms: int) -> list[str]:
     return [f"version {schema.version}", *changed]
 
 
-def unsynced_lines(database: str, one: Unsynced, width: int, indent: int) -> Iterator[Text]:
-    """A table that is not synced: the reason, and the commands that make it synced again, to be copied."""
+def unsynced_lines(database: str, schema: str, one: Unsynced, width: int, indent: int) -> Iterator[Text]:
+    """A table of a database's ``schema`` that is not synced: the reason, and the commands that make it synced again, to
+    be copied."""
     text = f'NOT SYNCED: table "{printable(one.table)}": {printable(one.text)}'
     yield from paragraph(text, width, indent, style=RED)
+    for remedy in filter(None, (sql_remedy(reason, schema, one.table) for reason in one.refusals)):
+        yield from paragraph(printable(remedy), width, indent + 2, style=RED)
     names = {"database": shlex.quote(database), "table": shlex.quote(one.table)}
     for command in COMMANDS[one.why]:
         parts = [command.format(**names), *names.values()]

@@ -274,14 +274,14 @@ def test_a_table_that_was_restricted_is_not_added_for_everybody_by_mistake(fille
 
 def test_the_commands_that_sync_it_again_name_its_audience(filled: Session) -> None:
     add_table(filled, "d", "job", audience=TEAM)
-    filled.execute("alter table app.job drop title")
+    filled.execute("update anabranch.synced_tables set torn_ms = 1")
     [one] = look(filled, load_database(filled, "d")).unsynced
-    lines = [line.plain for line in unsynced_lines("d", one, 200, 0)]
+    lines = [line.plain for line in unsynced_lines("d", "app", one, 200, 0)]
     assert lines[-1].strip() == "anabranch table add d job --audience '('\"'\"'team:'\"'\"'::text || team_id)'"
     assert unsynced_lines_fit(one)
 
 
 def unsynced_lines_fit(one: Unsynced) -> bool:
     """In a narrow terminal every part has a line of its own."""
-    lines = [line.plain.strip() for line in unsynced_lines("d", one, 40, 0)]
+    lines = [line.plain.strip() for line in unsynced_lines("d", "app", one, 40, 0)]
     return lines[-4:-1] == ["anabranch table add \\", "d \\", "job \\"] and lines[-1].startswith("--audience '")

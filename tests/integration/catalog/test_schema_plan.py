@@ -98,7 +98,8 @@ def test_what_each_change_costs(plans: Plans) -> None:
     """
     assert plans.costs(script) == {"job": ["free"], "site": ["free"]}
     script = """
-        alter table app.job alter minutes type bigint, alter title type varchar; alter table app.job alter title type text;
+        alter table app.job alter minutes type bigint, alter title type varchar;
+        alter table app.job alter title type text;
         alter table app.job alter title set not null, add check (minutes > 0), add unique (title);
         alter table app.note alter body set default 'x';
     """

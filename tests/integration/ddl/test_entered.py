@@ -8,9 +8,12 @@ from typing import Any
 import psycopg
 import pytest
 
+from anabranch.cli.status_lines import unsynced_lines
 from anabranch.store.catalog.drift import drift
 from anabranch.store.catalog.former_tables import all_former
 from anabranch.store.catalog.out_of_sync import capture_off
+from anabranch.store.catalog.refusals import TableRefusal
+from anabranch.store.catalog.unsynced import WhyUnsynced, look
 from anabranch.store.ddl.changes import AlteredMeanwhileError, changes_of
 from anabranch.store.ddl.difference import TableChange
 from anabranch.store.ddl.enter import enter
@@ -539,3 +542,21 @@ def test_the_change_of_nothing_is_none() -> None:
 
 def test_a_database_is_known_by_its_name(world: World) -> None:
     assert world.database.name == NAME
+
+
+def test_a_table_that_was_refused_is_told_with_what_mends_it(world: World) -> None:
+    world.sql("alter table app.job drop constraint job_pkey")
+    # Until the log has it, the change itself is told, and not the table.
+    assert look(world.conn, world.database).unsynced == ()
+    world.follow()
+    tables = look(world.conn, world.database)
+    [one] = tables.unsynced
+    assert (one.table, one.why, one.refusals) == ("job", WhyUnsynced.REFUSED, (TableRefusal.NO_PRIMARY_KEY,))
+    assert one.text.startswith("it was altered so that it can't be synced (")
+    assert one.text.endswith("); once that is mended it is pulled anew by itself")
+    assert tables.notes == ()
+    lines = [line.plain.strip() for line in unsynced_lines(NAME, "app", one, 200, 0)]
+    assert lines[-1] == 'SQL: alter table "app"."job" add primary key (COLUMN)'
+    world.sql("alter table app.job add primary key (id)")
+    world.follow()
+    assert look(world.conn, world.database).unsynced == ()

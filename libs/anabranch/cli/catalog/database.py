@@ -51,7 +51,7 @@ def list_(data_dir: DataDir = None, postgres_url: PostgresUrl = None) -> None:
             name,
             database.schema_name,
             str(len(database.tables)),
-            str(database.schema_version),
+            str(database.ddl_version),
             database.epoch,
             database.policy.order,
         )

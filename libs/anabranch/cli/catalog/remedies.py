@@ -52,12 +52,17 @@ _REMEDIES: Mapping[TableRefusal, str] = MappingProxyType(
 )
 
 
+def sql_remedy(reason: TableRefusal, schema: str, table: str) -> str:
+    """The remedy of a refusal of one table; "" where none is known."""
+    names = {"table": f"{quote(schema)}.{quote(table)}", "schema": quote(schema)}
+    return _REMEDIES.get(reason, "").format(**names)
+
+
 def in_one_line(error: RegistrationError, schema: str) -> str:
     """Every reason, each with its remedy where one is known."""
-    names = {"table": f"{quote(schema)}.{quote(error.about)}", "schema": quote(schema)}
     reasons = []
     for refused in error.refusals:
-        remedy = _REMEDIES.get(refused.reason)
         # Names may contain braces, but no name is part of a format pattern.
-        reasons.append(f"{refused}. {remedy.format(**names)}" if remedy else str(refused))
+        remedy = sql_remedy(refused.reason, schema, error.about)
+        reasons.append(f"{refused}. {remedy}" if remedy else str(refused))
     return " ".join(f"{error.what}: {'; '.join(reasons)}".split())

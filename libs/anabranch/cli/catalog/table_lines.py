@@ -27,7 +27,7 @@ def tables_lines(database: Database, tables: Tables, width: int) -> Iterator[Tex
         style = "bold red" if called in unsynced else "bold"
         yield from fitted([f"table {printable(called)}", f"key {key}", *state], width, style=style)
         if called in unsynced:
-            yield from unsynced_lines(database.name, unsynced[called], width, 2)
+            yield from unsynced_lines(database.name, database.schema_name, unsynced[called], width, 2)
         for note in tables.notes:
             if note.table == name:
                 yield from paragraph(printable(note.text), width, 2, style=YELLOW)

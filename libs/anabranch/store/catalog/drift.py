@@ -16,7 +16,7 @@ import psycopg
 
 from anabranch.store.capture.triggers import TriggerFault, trigger_faults
 from anabranch.store.catalog.databases import Database
-from anabranch.store.catalog.refusals import why_not
+from anabranch.store.catalog.refusals import TableRefusal, why_not
 from anabranch.store.catalog.relation import Relation, relations_of
 from anabranch.store.session.steps import Steps, arun, run
 from anabranch.values import Column, Table
@@ -33,12 +33,13 @@ _ALIKE = (
 @dataclass(frozen=True, slots=True)
 class Drift:
     """One difference between a synced table as registered and as it is. ``stops``: it stops the table's sync.
-    ``table`` is its identity, ``called`` its name in SQL."""
+    ``table`` is its identity, ``called`` its name in SQL. ``refusal``: why the table could not be added as it is."""
 
     table: str
     text: str
     stops: bool = True
     called: str = field(default="", compare=False)
+    refusal: TableRefusal | None = field(default=None, compare=False)
 
 
 def drift(conn: psycopg.Connection[Any], database: Database) -> list[Drift]:
@@ -126,7 +127,7 @@ def _of_table(
     others = database.by_sql_name.keys() - {table.sql_name}
     policy = database.table_policies[name].in_sql(table)
     for refused in why_not(relation, known, policy, others, restricted=name in database.restricted):
-        yield Drift(name, str(refused), stops=False)
+        yield Drift(name, str(refused), stops=False, refusal=refused.reason)
 
 
 def _changes(before: Table, now: Table, *, by_number: bool) -> Iterator[Drift]:

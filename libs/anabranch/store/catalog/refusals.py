@@ -56,6 +56,19 @@ class TableRefusal(StrEnum):
     RLS_ROLE = "RLS_ROLE"
 
 
+STOPPING = frozenset(
+    {
+        TableRefusal.NO_PRIMARY_KEY,
+        TableRefusal.KEY_TYPE,
+        TableRefusal.KEY_NOT_WRITABLE,
+        TableRefusal.RESERVED_NAME,
+        TableRefusal.NAME_CLASH,
+        TableRefusal.NOT_PERMANENT,
+    }
+)
+"""The refusals that stop a table which is synced; the others are reported as drift."""
+
+
 @dataclass(frozen=True, slots=True)
 class Refused:
     """One reason, and its explanation in words."""

@@ -11,7 +11,7 @@ import psycopg
 from anabranch.errors import ServerError
 from anabranch.store.catalog.databases import Database
 from anabranch.store.catalog.policy import TablePolicy
-from anabranch.store.catalog.refusals import TableRefusal, why_not
+from anabranch.store.catalog.refusals import STOPPING, why_not
 from anabranch.store.catalog.relation import Relation, relations_of, types_of
 from anabranch.store.cells.binary_cells import quote
 from anabranch.store.ddl.difference import Registered, TableChange, difference, new_table
@@ -23,18 +23,6 @@ from anabranch.values.identities import new_identity
 from anabranch.values.postgres_types import Types
 
 Connection = psycopg.Connection[Any]
-
-_STOPPING = frozenset(
-    {
-        TableRefusal.NO_PRIMARY_KEY,
-        TableRefusal.KEY_TYPE,
-        TableRefusal.KEY_NOT_WRITABLE,
-        TableRefusal.RESERVED_NAME,
-        TableRefusal.NAME_CLASH,
-        TableRefusal.NOT_PERMANENT,
-    }
-)
-"""The refusals that stop a table which is synced; the others are reported as drift."""
 
 _REGISTERED: LiteralString = """
 select id, shape, relation from anabranch.synced_tables where database_id = %s and id = any(%s)
@@ -164,7 +152,7 @@ class _Reading:
         others = [name for number, name in self.called.items() if number != table.id]
         policy = policy.model_copy(update={"columns": {}})
         found = why_not(relation, self.types_of(relation), policy, others, restricted=restricted)
-        return [refused.text for refused in found if refused.reason in _STOPPING]
+        return [refused.text for refused in found if refused.reason in STOPPING]
 
     def types_of(self, relation: Relation) -> Types:
         """All types of a relation."""
