@@ -18,6 +18,8 @@ from anabranch.store.session.engine import Session, connect
 from anabranch.testkit.log_writer import LogWriter
 from anabranch.v1 import batch_pb2, value_pb2
 
+# Each plan makes a database, and migrates it.
+pytestmark = pytest.mark.slow
 TABLES = """
 create type app.state as enum ('open', 'done');
 create domain app.short as varchar(40) check (value <> '');
@@ -212,7 +214,6 @@ def test_nobody_waits_for_it(shop: Session, plans: Plans, migrated_url: str) -> 
     worker.join()
 
 
-@pytest.mark.slow
 def test_a_server_is_started_for_it_where_none_is_given(shop: Session, plans: Plans) -> None:
     plans.file.write_text("alter table app.job alter minutes type text; grant select on app.job to migrator")
     shop.execute("do $$ begin create role migrator; exception when duplicate_object then null; end $$")

@@ -35,7 +35,7 @@ DDL_S = 2.0
 
 @pytest.fixture(scope="module")
 def rig_environment() -> dict[str, str]:
-    return {"ANABRANCH_PULL_BATCH_BYTES": str(64 * 1024), "ANABRANCH_PULL_LOCK_TIMEOUT_MS": "1500"}
+    return {"ANABRANCH_PULL_BATCH_BYTES": str(64 * 1024), "ANABRANCH_PULL_LOCK_TIMEOUT_MS": "400"}
 
 
 def refusal(call: Any) -> FailedCallError:
@@ -58,11 +58,11 @@ def test_a_marker_is_waited_for(place: Any, writer: LogWriter, reader: Reader) -
         refused = refusal(call)
         assert refused.reason == "UNAVAILABLE"
         assert "'item' can't be read before the log has how it was altered" in refused.details
-    taking = threading.Timer(0.5, lambda: place.conn.execute(UNMARK, (number,)))
+    taking = threading.Timer(0.2, lambda: place.conn.execute(UNMARK, (number,)))
     taking.start()
     began = time.monotonic()
     assert len(Pulled().all(reader.pull()).rows["item"]) == 3
-    assert time.monotonic() - began > 0.4
+    assert time.monotonic() - began > 0.15
     taking.join()
 
 
