@@ -128,6 +128,7 @@ def test_rows_come_by_identity_from_where_they_are_by_now(place: Any, writer: Lo
     assert [response.done for response in (next(compare(reader)),)] == [False]
 
 
+@pytest.mark.slow
 def test_ddl_waits_for_no_reader(place: Any, writer: LogWriter, reader: Reader) -> None:
     made = sorted(rows(200, 50_000))
     writer.insert("item", made)
