@@ -12,6 +12,7 @@ db.execute("select count(*) from flights").fetchone()
 
 from anabranch.client.db import SyncedDb
 from anabranch.client.errors import (
+    AppOutdated,
     BatchState,
     CallFailed,
     ClientError,
@@ -28,7 +29,7 @@ from anabranch.client.errors import (
     TriggerWrites,
     WrongPrincipal,
 )
-from anabranch.client.events import STATE_KINDS, Change, ConflictEvent, DeadLetter, State
+from anabranch.client.events import STATE_KINDS, Change, ConflictEvent, DeadLetter, Schema, State
 from anabranch.client.letters.conflicts import Conflict
 from anabranch.client.queue.verdicts import BatchVerdict, Explanation, MutationVerdict
 from anabranch.client.reading.bootstrap import Progress
@@ -40,6 +41,7 @@ from anabranch.values.decimals import add_decimals
 
 __all__ = [
     "STATE_KINDS",
+    "AppOutdated",
     "Batch",
     "BatchState",
     "BatchVerdict",
@@ -62,6 +64,7 @@ __all__ = [
     "Repaired",
     "RowExists",
     "RowMissing",
+    "Schema",
     "State",
     "Status",
     "SyncedDb",

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from anabranch.client import queries, status
-from anabranch.client.events import Change, ConflictEvent, DeadLetter, Listeners, State
+from anabranch.client.events import Change, ConflictEvent, DeadLetter, Listeners, Schema, State
 from anabranch.client.file import choice
 from anabranch.client.file.device_file import DeviceFile, Tx
 from anabranch.client.file.device_table import DeviceTable
@@ -27,6 +27,7 @@ from anabranch.client.reading.reader import Reader
 from anabranch.client.reading.repair import Repaired
 from anabranch.client.reading.row_check import RowCheck
 from anabranch.client.remote import RemoteDb
+from anabranch.client.schema import pinned
 from anabranch.client.schema.describe import ask
 from anabranch.client.server_clock import ServerClock
 from anabranch.client.status import Status
@@ -55,6 +56,13 @@ class SyncedDb:
     ``choose_tables``. ``audiences``: those whose rows it wants of restricted tables, None for all that its principal
     may see. Processes that share a file name the same: it keeps the choices of the one that opened it last.
 
+    ``schema_version``: the database's schema version that the app was built for (``status().schema_version`` when it
+    was). Tables and columns keep the names of then, whatever the server does to its own; columns that came later are
+    not seen, those that went are NULL. Where the server can't tell that version any more, syncing stops with
+    AppOutdated and the state "app_outdated", the queue stays, and reads go on. Without it names are those of the day:
+    the app hears of changes by ``on_schema``. An app that was updated names its new version, or none, and goes on with
+    the file.
+
     ``reached`` is for tests: it is called with the name of a point at which the process may end and must lose nothing:
     after a local commit (``after_local_commit``) and around a page of the log (``before_apply``, ``after_apply``).
 
@@ -79,16 +87,22 @@ class SyncedDb:
         reached: Callable[[str], None] = lambda point: None,
         tables: Iterable[str] | None = None,
         audiences: Iterable[str] | None = None,
+        schema_version: int | None = None,
     ) -> None:
-        wanted, seen = choice.checked(tables), audience_choice.checked(audiences)
+        wanted, seen, version = (
+            choice.checked(tables),
+            audience_choice.checked(audiences),
+            pinned.checked(schema_version),
+        )
         self._reached = reached
         self._now_ms = now_ms or clock_from_environment().now_ms
         self._remote = remote
         self._listeners = Listeners()
         self._file = DeviceFile(Path(path), db_name, node_name, self._now_ms, self._listeners, refuse_foreign_writes)
-        choice.take_up(self._file, wanted)
         self._lease = Lease(Path(path))
         pendings = Pendings(PayloadCache(), lambda: self._lease.taken)
+        pinned.take_up(self._file, version, pendings)
+        choice.take_up(self._file, wanted)
         audience_choice.take_up(self._file, seen, pendings)
         self._clock = ServerClock(self._now_ms)
         self._reader = Reader(self._file, remote, pendings, self._clock, self._now_ms, reached)
@@ -325,6 +339,12 @@ class SyncedDb:
     def on_state(self, callback: Callable[[State], None]) -> Callable[[], None]:
         """Call ``callback`` with every state of the sync: see ``STATE_KINDS``."""
         return self._listeners.listen(self._listeners.state, callback)
+
+    def on_schema(self, callback: Callable[[Schema], None]) -> Callable[[], None]:
+        """Call ``callback`` before the tables of the file become others, because the server's did, and after it: close
+        statements and cursors, look up names anew. The process that syncs the file calls back, between two of its
+        transactions; where the callback raises, the error is logged and the change is made all the same."""
+        return self._listeners.listen(self._listeners.schema, callback)
 
     def dead_letters(self) -> list[DeadLetter]:
         """The batches that were rejected or have expired, in the order in which they were made. Each is kept for two

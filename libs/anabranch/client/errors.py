@@ -110,6 +110,18 @@ class TokenFailed(CallFailed):
         super().__init__(code, "", f"the app gave no token: {type(error).__name__}: {error}", again=True)
 
 
+class AppOutdated(CallFailed):
+    """The server can't tell the schema version any more that the app was built for (``SyncedDb(schema_version=…)``).
+    Nothing is sent or read until the app names a later one: ``version`` is the least that it needs, 0 where that is not
+    known. What is queued stays, and so do the rows: show them, and have the app updated."""
+
+    REASON = "APP_OUTDATED"
+
+    def __init__(self, message: str, version: int = 0) -> None:
+        super().__init__("FAILED_PRECONDITION", self.REASON, message, again=False)
+        self.version = version
+
+
 class WrongPrincipal(CallFailed):
     """The file belongs to another principal. Log in as that one, or call ``clear()``."""
 

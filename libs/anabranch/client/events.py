@@ -16,6 +16,7 @@ log = get_logger(__name__)
 
 _LIMIT = 100_000
 _PATIENCE_S = 30.0
+_SHORT_S = 5.0
 
 T = TypeVar("T")
 Origin: TypeAlias = Literal["local", "remote", "snapshot", "rejected"]
@@ -88,6 +89,10 @@ STATE_KINDS = {
     "given_up": "tables, or rows of audiences, that are no longer chosen were removed from the file; detail names them",
     "not_synced": "the server has no synced table of a chosen name; it is pulled once it is registered",
     "set_aside": "a table could not take a change and is asked for again",
+    "not_renamed": "a table keeps its name in the file, since something else there has the new one; detail says which",
+    "not_kept": "indexes and triggers of the app's own were dropped, since they name what the server has taken away",
+    "app_outdated": "the server can't tell the app's schema version any more; syncing has stopped; detail says which "
+    "version the app needs",
     "wrong_principal": "the file belongs to another principal; syncing has stopped",
     "rewound": "the server was restored to a time before what this file has seen; position is what both still have",
     "node_forked": "this file was copied or restored; it goes on under a new node id",
@@ -122,7 +127,18 @@ class DeadLetter:
     still_shown: bool
 
 
-Event: TypeAlias = Change | ConflictEvent | State
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """The tables of the file become others, because the server's did. ``version`` is the database's schema version from
+    then on, ``tables`` are the names of those that change, come or go. ``phase``: "before" nothing is done yet; it is
+    told again where the change then could not be made, as on a full disk. "after": it is committed."""
+
+    version: int
+    tables: tuple[str, ...]
+    phase: Literal["before", "after"]
+
+
+Event: TypeAlias = Change | ConflictEvent | State | Schema
 
 
 @dataclass
@@ -140,6 +156,7 @@ class Listeners:
     change: list[Callable[[Change], None]] = field(default_factory=list)
     conflict: list[Callable[[ConflictEvent], None]] = field(default_factory=list)
     state: list[Callable[[State], None]] = field(default_factory=list)
+    schema: list[Callable[[Schema], None]] = field(default_factory=list)
     _waiting: deque[Event] = field(default_factory=deque)
     _turn: threading.Lock = field(default_factory=threading.Lock)
     _fewer: threading.Condition = field(default_factory=threading.Condition)
@@ -180,6 +197,18 @@ class Listeners:
             with self._fewer:
                 self._fewer.wait_for(lambda: len(self._waiting) <= _LIMIT, _PATIENCE_S)
 
+    def tell(self, event: Event) -> None:
+        """Call back for an event before going on: callbacks under way in another thread are waited for, but not for
+        ever, since they may wait for the caller; then the event is theirs to deliver."""
+        if self._delivering == threading.get_ident():
+            self._call(event)
+            return
+        self._waiting.append(event)
+        if not self._turn.acquire(timeout=_SHORT_S):
+            return
+        self._turn.release()
+        self.deliver()
+
     def publish(self, event: Event) -> None:
         """Put one event and deliver."""
         self._waiting.append(event)
@@ -191,6 +220,8 @@ class Listeners:
             registered = self.change
         elif isinstance(event, ConflictEvent):
             registered = self.conflict
+        elif isinstance(event, Schema):
+            registered = self.schema
         else:
             registered = self.state
         callbacks = tuple(registered)

@@ -17,7 +17,7 @@ from opentelemetry import propagate, trace
 
 from anabranch import limits
 from anabranch.client.channel import SharedChannel
-from anabranch.client.errors import CallFailed, WrongPrincipal
+from anabranch.client.errors import AppOutdated, CallFailed, WrongPrincipal
 from anabranch.client.token import Token, given, sendable
 from anabranch.v1 import change_pb2, ingest_pb2, resolver_pb2, snapshot_pb2
 from anabranch.v1.change_pb2_grpc import ChangeServiceStub as _Changes
@@ -38,6 +38,7 @@ SLOWEST_BYTES_PER_S = 16_384
 
 EXPIRED = "CREDENTIALS_EXPIRED"
 _DETAILS = "grpc-status-details-bin"
+_NEEDED = "needed_version"
 _OPTIONS = (
     # Backoff is the sync loop's: a channel that waits on its own would not notice a network that is back.
     ("grpc.initial_reconnect_backoff_ms", 500),
@@ -296,8 +297,8 @@ class Stream(Iterator[M]):
 
 
 class failures:  # noqa: N801 - a context manager, read as a phrase
-    """Turns a grpc.RpcError into CallFailed, or WrongPrincipal where that is its reason; and a ValueError, once the
-    channel is closed. ``token``: the call's."""
+    """Turns a grpc.RpcError into CallFailed, or WrongPrincipal or AppOutdated where that is its reason; and a
+    ValueError, once the channel is closed. ``token``: the call's."""
 
     def __init__(self, channel: SharedChannel, token: str | None) -> None:
         self._channel = channel
@@ -312,8 +313,11 @@ class failures:  # noqa: N801 - a context manager, read as a phrase
             code = call.code()
             metadata = dict(call.trailing_metadata() or ())
             reason = error_reason(metadata.get(_DETAILS, b""))
-            if reason == "WRONG_PRINCIPAL":
+            if reason == WrongPrincipal.REASON:
                 raise WrongPrincipal(call.details()) from error
+            if reason == AppOutdated.REASON:
+                needed = error_metadata(metadata.get(_DETAILS, b"")).get(_NEEDED, "")
+                raise AppOutdated(call.details(), int(needed) if needed.isdecimal() else 0) from error
             failed = CallFailed(code.name, reason, call.details() or "", code in _AGAIN)
             failed._token = self._token
             raise failed from error
@@ -323,16 +327,30 @@ class failures:  # noqa: N801 - a context manager, read as a phrase
 
 
 def error_reason(status: bytes) -> str:
-    """The reason in the ErrorInfo of a serialized google.rpc.Status, "" where it has no reason of this project. It is
-    read by field numbers, so that a device needs no further package for two messages."""
+    """The reason in the ErrorInfo of a serialized google.rpc.Status, "" where it has no reason of this project."""
     try:
-        for detail in _fields(status, 3):
-            for info in _fields(detail, 2):
-                if b"anabranch" in _fields(info, 2):
-                    return b"".join(_fields(info, 1)).decode()
+        return b"".join(_fields(_error_info(status), 1)).decode()
     except (DecodeError, UnicodeDecodeError):
         return ""
-    return ""
+
+
+def error_metadata(status: bytes) -> dict[str, str]:
+    """The metadata in that ErrorInfo."""
+    try:
+        pairs = [(_fields(pair, 1), _fields(pair, 2)) for pair in _fields(_error_info(status), 3)]
+        return {b"".join(name).decode(): b"".join(value).decode() for name, value in pairs}
+    except (DecodeError, UnicodeDecodeError):
+        return {}
+
+
+def _error_info(status: bytes) -> bytes:
+    """The ErrorInfo of this project in a google.rpc.Status; empty where there is none. Both are read by field numbers,
+    so that a device needs no further package for two messages."""
+    for detail in _fields(status, 3):
+        for info in _fields(detail, 2):
+            if b"anabranch" in _fields(info, 2):
+                return info
+    return b""
 
 
 def _fields(data: bytes, number: int) -> list[bytes]:

@@ -17,7 +17,9 @@ class Status:
     the server's; ``chosen``: the tables that the device has chosen, None for all; ``awaited``: those of them whose rows
     are not here yet, because they wait to be pulled or the server has no table of that name; ``audiences``: those that
     the device holds, some of whose rows may still have to be pulled; ``clock_skew_ms``: how far the device's clock is
-    ahead of the server's, as of the last answer to this process, None before the first one."""
+    ahead of the server's, as of the last answer to this process, None before the first one; ``schema_version``: the
+    database's, as the tables here are, 0 where that is not known; ``needs_schema_version``: the least that the app has
+    to be built for by now, 0 where its own, or today's, can be told."""
 
     node_id: str
     cursor: int
@@ -31,6 +33,8 @@ class Status:
     awaited: tuple[str, ...] = ()
     audiences: tuple[str, ...] = ()
     clock_skew_ms: int | None = field(default=None, compare=False)
+    schema_version: int = 0
+    needs_schema_version: int = 0
 
 
 def of_file(file: DeviceFile, *, leader: bool, clock_skew_ms: int | None) -> Status:
@@ -56,4 +60,6 @@ def of_file(file: DeviceFile, *, leader: bool, clock_skew_ms: int | None) -> Sta
         awaited=tuple(choosing.lacking(choice or (), pulled)),
         audiences=tuple(sorted(held.held(conn))),
         clock_skew_ms=clock_skew_ms,
+        schema_version=current.ddl_version,
+        needs_schema_version=current.needs_version,
     )

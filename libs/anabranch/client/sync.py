@@ -11,6 +11,7 @@ from           what happens                                      to            p
 follower       the lease is let go, or its process has died      leader        "leader"
 any            ``stop``                                          stopped       nothing; every wait ends, soon every call
 leader         the file belongs to another principal             stopped       "wrong_principal"; the lease stays held
+leader         the server can't tell the app's schema version    stopped       "app_outdated"; the lease stays held
 =============  ================================================  ============  =========================================
 
 A leader's connection has two halves, reading and sending, that fail apart from each other. Each is *unknown*, *good* or
@@ -50,7 +51,7 @@ from typing import Literal, TypeAlias
 from tenacity import RetryCallState, Retrying, retry_if_not_exception_type, wait_random_exponential
 from tenacity.stop import stop_base
 
-from anabranch.client.errors import CallFailed, ClientError, DiskFull, TokenFailed, WrongPrincipal
+from anabranch.client.errors import AppOutdated, CallFailed, ClientError, DiskFull, TokenFailed, WrongPrincipal
 from anabranch.client.events import State
 from anabranch.client.file.device_file import DeviceFile
 from anabranch.client.file.lease import Lease
@@ -58,6 +59,7 @@ from anabranch.client.logs import get_logger
 from anabranch.client.queue import statements
 from anabranch.client.queue.sender import Sender
 from anabranch.client.reading.reader import Reader
+from anabranch.client.schema import pinned
 
 log = get_logger(__name__)
 
@@ -189,14 +191,17 @@ class SyncLoop:
             retrying = Retrying(
                 wait=wait_random_exponential(multiplier=1, min=_BACKOFF_MIN_S, max=_BACKOFF_MAX_S),
                 stop=_StopWhen(self._stopped),
-                retry=retry_if_not_exception_type(WrongPrincipal),
+                retry=retry_if_not_exception_type((WrongPrincipal, AppOutdated)),
                 sleep=self._pause,
                 reraise=True,
             )
             try:
                 retrying(self._attempt, half, work)
-            except WrongPrincipal as error:
-                self._file.listeners.publish(State("wrong_principal", str(error)))
+            except (WrongPrincipal, AppOutdated) as error:
+                if isinstance(error, WrongPrincipal):
+                    self._file.listeners.publish(State("wrong_principal", str(error)))
+                else:
+                    pinned.note(self._file, error)
                 self._stopped.set()
                 self._wake.set()
                 self._end_waits()
@@ -209,7 +214,7 @@ class SyncLoop:
         self._attempted.ups = self._network_ups
         try:
             work()
-        except WrongPrincipal:
+        except (WrongPrincipal, AppOutdated):
             raise
         except CallFailed as error:
             if self._stopped.is_set():
@@ -264,7 +269,7 @@ class SyncLoop:
 
         try:
             self._reader.follow(self._stopped.is_set, online)
-        except WrongPrincipal:
+        except (WrongPrincipal, AppOutdated):
             raise
         except CallFailed as error:
             if self._stopped.is_set() or not answered or time.monotonic() - answered[0] < _STEADY_S:

@@ -57,7 +57,14 @@ def range_sums(sums: RangeSums, of: KeyRange) -> list[snapshot_pb2.RangeSum]:
 
 def arrow_ipc(table: Table, rows: Sequence[Sequence[Cell]], audiences: Sequence[Sequence[str]] | None = None) -> bytes:
     """Rows as a stream of Arrow with one batch; with each row's audiences where the table is restricted."""
-    types = {"text": pa.string(), "numeric": pa.string(), "bigint": pa.int64()}
+    types = {
+        "text": pa.string(),
+        "numeric": pa.string(),
+        "bigint": pa.int64(),
+        "double precision": pa.float64(),
+        "boolean": pa.bool_(),
+        "bytea": pa.binary(),
+    }
 
     def array(i: int, column: Column) -> Any:
         return pa.array([row[i] for row in rows], types[column.postgres_type])
@@ -98,13 +105,13 @@ def table_message(table: Table, restricted: bool = False) -> snapshot_pb2.Table:
     )
 
 
-def effect_bytes(table: Table, effect: Any) -> bytes:
-    """An effect of the log on the wire."""
-    columns = ["id", *(c for c in effect.values if c != "id")]
+def effect_bytes(columns: Mapping[str, Column], effect: Any) -> bytes:
+    """An effect of the log on the wire. ``columns``: all that its table has had, by identity."""
+    names = ["id", *(c for c in effect.values if c != "id")]
     values: Mapping[str, Cell] = {**effect.values, "id": effect.key}
     return change_pb2.Effect(
         table=effect.table,
         type=_EFFECTS[effect.type],
-        columns=columns,
-        values=[column_writer(table.by_name[c])(values[c]) for c in columns],
+        columns=names,
+        values=[column_writer(columns[c])(values[c]) for c in names],
     ).SerializeToString()

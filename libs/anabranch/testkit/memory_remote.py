@@ -13,10 +13,12 @@ from google.protobuf.message import DecodeError
 
 from anabranch.client.errors import CallFailed
 from anabranch.client.remote import RemoteDb
-from anabranch.merge import Mutation, MutationType, RowChange
+from anabranch.errors import AnabranchError
+from anabranch.merge import SERVER_NODE, Mutation, MutationType, RowChange
 from anabranch.ranges import WHOLE, KeyRange, RangeSums, in_ranges
 from anabranch.testkit.memory_audiences import AudienceOf, View, audiences_of, set_digest, sums_of
-from anabranch.testkit.memory_messages import AnswerStream, arrow_ipc, effect_bytes, name_of, range_sums, table_message
+from anabranch.testkit.memory_messages import AnswerStream, arrow_ipc, effect_bytes, name_of, range_sums
+from anabranch.testkit.memory_schema import Ddl, MemorySchema
 from anabranch.testkit.memory_server import Effect, Logged, MemoryServer, Sent
 from anabranch.v1 import (
     batch_pb2,
@@ -42,7 +44,9 @@ class MemoryRemote(RemoteDb):
     ``cut_pull_after`` breaks the next pull after so many chunks; ``floor``; ``epoch``; ``on_rewind``; ``calls``
     counts by name; ``principal``, whose device it is, as the server's ``sets`` and ``claims`` name it;
     ``during_compare`` is called when a comparison has taken its snapshot; ``rows_compared`` counts the rows it sent;
-    ``behind`` counts the answers that a node is behind the floor, and ``lost`` those that were lost."""
+    ``behind`` counts the answers that a node is behind the floor, and ``lost`` those that were lost; ``schema`` has the
+    tables and how they changed, ``lost_values`` what batches had for columns that are gone: table, key, column, cell;
+    ``described_for`` the app versions that Describe was asked for."""
 
     def __init__(
         self, server: MemoryServer, tables: Sequence[Table], now_ms: Callable[[], int], principal: str = ""
@@ -51,7 +55,9 @@ class MemoryRemote(RemoteDb):
         self.principal = principal
         self.known_audiences: set[tuple[str, str]] = set()
         self.server = server
-        self.tables = {t.name: t for t in tables}
+        self.schema = MemorySchema(server, tables)
+        self.described_for: list[int] = []
+        self.lost_values: list[tuple[str, str, str, Cell]] = []
         self.now_ms = now_ms
         self.part_effects = 2
         self.page_parts = 3
@@ -94,7 +100,7 @@ class MemoryRemote(RemoteDb):
         return position_pb2.ServerState(
             settled=self.position(self.server.head),
             floor=self.floor,
-            schema_version=1,
+            schema_version=self.schema.version,
             server_time_ms=self.now_ms(),
         )
 
@@ -115,6 +121,30 @@ class MemoryRemote(RemoteDb):
         if done:
             self._sums[self.server.head] = self.sums()
         return done
+
+    @property
+    def tables(self) -> dict[str, Table]:
+        """The tables of today, by identity."""
+        return self.schema.tables
+
+    @tables.setter
+    def tables(self, tables: dict[str, Table]) -> None:
+        self.schema.tables = tables
+        for table in tables.values():
+            self.schema.ever.setdefault(table.name, {}).update(table.by_name)
+
+    def alter(self, change: Callable[[Ddl], object]) -> int:
+        """Run one transaction of DDL and SQL, as somebody else does; return its position."""
+        ddl, position = self.schema.begin(), max(self.now_ms(), self.server.head + 1)
+        change(ddl)
+        self.schema.enter(ddl, position, lambda table: self._audience_of(table) is not None)
+        if ddl.effects:
+            # Smaller than every id of a device, and in the order of the log.
+            batch_id = f"{len(self.server.log):026d}"
+            self.server.log.append(Logged(position, batch_id, SERVER_NODE, tuple(ddl.effects)))
+        self.server.head = position
+        self._sums[position] = self.sums()
+        return position
 
     def rows(self, table: Table) -> list[list[Cell]]:
         """The live rows of a table, in the order of its columns."""
@@ -155,9 +185,11 @@ class MemoryRemote(RemoteDb):
     def describe(self, request: snapshot_pb2.DescribeRequest, timeout_s: float = 0) -> snapshot_pb2.DescribeResponse:
         """Every table."""
         self._called("describe", request.node_state)
-        tables = [table_message(t, self._audience_of(t) is not None) for t in self.tables.values()]
+        self.described_for.append(request.app_version)
+        tables = self.schema.described(request.app_version, lambda table: self._audience_of(table) is not None)
         policy = snapshot_pb2.DatabasePolicy(on_rewind=self.on_rewind)
-        return snapshot_pb2.DescribeResponse(tables=tables, policy=policy, state=self.state())
+        version = self.schema.version
+        return snapshot_pb2.DescribeResponse(tables=tables, policy=policy, state=self.state(), version=version)
 
     def send(self, request: ingest_pb2.SendRequest, timeout_s: float = 0) -> ingest_pb2.SendResponse:
         """Take batches in and decide them. One that can't be read is refused under the name that it has, if any."""
@@ -168,16 +200,17 @@ class MemoryRemote(RemoteDb):
         for envelope in request.envelopes:
             name = name_of(envelope.payload)
             names.append(name)
+            reason = errors_pb2.REASON_MALFORMED
             try:
                 sent = self.sent(envelope, request.node_state.node.id) if name else None
+            except _CarriedOverError as refused:
+                sent, reason = None, refused.reason
             except (DecodeError, ValueError, LookupError, TypeError):
                 sent = None
             if sent is not None:
                 self.server.send(sent, self.now_ms())
                 continue
-            unread[name] = verdict_pb2.Verdict(
-                batch_id=name, status=verdict_pb2.VERDICT_STATUS_REJECTED, reason=errors_pb2.REASON_MALFORMED
-            )
+            unread[name] = verdict_pb2.Verdict(batch_id=name, status=verdict_pb2.VERDICT_STATUS_REJECTED, reason=reason)
         self.commit()
         if self.lose_answers > 0:
             self.lose_answers -= 1
@@ -205,11 +238,14 @@ class MemoryRemote(RemoteDb):
         )
 
     def _mutation(self, message: batch_pb2.DbMutation) -> Mutation:
+        if message.table not in self.tables:
+            raise _CarriedOverError(errors_pb2.REASON_UNKNOWN_TABLE)
         table = self.tables[message.table]
         kind = MutationType(message.type)
         undo = self._cells(table, message.undo.columns, message.undo.rows) or [{}] * len(message.rows)
         changes = []
-        for row, before in zip(self._cells(table, message.columns, message.rows), undo, strict=True):
+        for given, before in zip(self._cells(table, message.columns, message.rows), undo, strict=True):
+            row = self._carried_on(table, given)
             key = str(row["id"])
             if kind is MutationType.DELETE:
                 row = {}
@@ -218,8 +254,23 @@ class MemoryRemote(RemoteDb):
             changes.append(RowChange(key, row, before if kind is MutationType.UPDATE else {}))
         return Mutation(table.name, kind, changes)
 
+    def _carried_on(self, table: Table, row: Mapping[str, Cell]) -> dict[str, Cell]:
+        """A row that may have been written for earlier columns, with those of today. Raises _CarriedOverError."""
+        carried: dict[str, Cell] = {}
+        for name, cell in row.items():
+            while name not in table.by_name and (successor := self.schema.successors.get((table.name, name))):
+                try:
+                    name, cell = successor.name, successor.cast(cell)
+                except ValueError as error:
+                    raise _CarriedOverError(errors_pb2.REASON_VALUE_NOT_CAST) from error
+            if name in table.by_name:
+                carried[name] = cell
+            else:
+                self.lost_values.append((table.name, str(row["id"]), name, cell))
+        return carried
+
     def _cells(self, table: Table, columns: Sequence[str], rows: Sequence[value_pb2.Row]) -> list[dict[str, Cell]]:
-        readers = [column_reader(table.by_name[c]) for c in columns]
+        readers = [column_reader(self.schema.column(table.name, c)) for c in columns]
         return [
             {
                 c: read(v)
@@ -246,7 +297,7 @@ class MemoryRemote(RemoteDb):
         )
 
     def _parts(self, after: int, view: View) -> list[change_pb2.LoggedGroup]:
-        groups: dict[int, list[Logged]] = {}
+        groups: dict[int, list[Logged]] = {position: [] for position in self.schema.changes if position > after}
         for logged in self.server.log:
             if logged.position > after:
                 groups.setdefault(logged.position, []).append(logged)
@@ -255,8 +306,8 @@ class MemoryRemote(RemoteDb):
             batches.sort(key=lambda b: b.id)
             sees: dict[tuple[str, str], bool] = {}
             pieces = [piece for logged in batches for piece in self._pieces(view.batch(logged, sees), logged, view)]
-            change = view.change(position)
-            if change is not None and not pieces:
+            change, schema_change = view.change(position), self.schema.changes.get(position, b"")
+            if (change is not None or schema_change) and not pieces:
                 pieces = [None]
             for i, entry in enumerate(pieces):
                 last = i == len(pieces) - 1
@@ -267,6 +318,7 @@ class MemoryRemote(RemoteDb):
                         incomplete=not last,
                         sums=view.sums(self._sums.get(position, []), position) if last else [],
                         audience_change=change,
+                        schema_change=schema_change,
                     )
                 )
         return parts
@@ -297,7 +349,7 @@ class MemoryRemote(RemoteDb):
                 yield change_pb2.LoggedBatch(id=logged.id, node=node, effects=[rest], audiences=audiences[-1:])
 
     def _effect(self, effect: Any) -> bytes:
-        return effect_bytes(self.tables[effect.table], effect)
+        return effect_bytes(self.schema.ever[effect.table], effect)
 
     def get(self, request: change_pb2.GetRequest) -> change_pb2.GetResponse:
         """One page of the log."""
@@ -322,6 +374,11 @@ class MemoryRemote(RemoteDb):
             sums=view.sums(self.sums(), reached) if reached == self.server.head else [],
         )
 
+    def _table(self, name: str) -> Table:
+        if name not in self.tables:
+            raise CallFailed("NOT_FOUND", "UNKNOWN_TABLE", f"there is no synced table {name!r}", again=False)
+        return self.tables[name]
+
     def pull(self, request: snapshot_pb2.PullRequest) -> Any:
         """The tables asked for."""
         self._called("pull", request.node_state)
@@ -331,7 +388,7 @@ class MemoryRemote(RemoteDb):
         sent = 0
         view = self.view(request.node_state)
         for wanted in request.required:
-            table, head, all_sums = self.tables[wanted.table], self.server.head, self.sums()
+            table, head, all_sums = self._table(wanted.table), self.server.head, self.sums()
             of, mine = self._audience_of(table), view.at(head)
             shown = mine & frozenset(wanted.audiences) if wanted.audiences else mine
             rows = sorted(self.rows(table), key=lambda row: str(row[0]))
@@ -372,7 +429,7 @@ class MemoryRemote(RemoteDb):
 
     def _answers(self, requests: Iterator[snapshot_pb2.CompareRequest]) -> Iterator[snapshot_pb2.CompareResponse]:
         first = next(requests)
-        table, view, head = self.tables[first.table], self.view(first.node_state), self.server.head
+        table, view, head = self._table(first.table), self.view(first.node_state), self.server.head
         named = [dict(zip(table.column_names, row, strict=True)) for row in self.rows(table)]
         rows = [list(row.values()) for row in named if view.sees(table.name, row, head)]
         encoder, sums = RowEncoder(table), RangeSums()
@@ -394,6 +451,14 @@ class MemoryRemote(RemoteDb):
                 yield snapshot_pb2.CompareResponse(rows=[data[:5]], row_incomplete=True)
                 yield snapshot_pb2.CompareResponse(rows=[data[5:]])
             yield snapshot_pb2.CompareResponse(done=True)
+
+
+class _CarriedOverError(AnabranchError):
+    """A batch is refused for a reason."""
+
+    def __init__(self, reason: errors_pb2.Reason.ValueType) -> None:
+        super().__init__(errors_pb2.Reason.Name(reason))
+        self.reason = reason
 
 
 def _ipc(table: Table, rows: Sequence[Sequence[Cell]], of: AudienceOf | None) -> bytes:

@@ -66,3 +66,15 @@ def reduced(total: int) -> int:
 def as_bytes(total: int) -> bytes:
     """A sum of hashes as it is kept and sent, 16 bytes."""
     return reduced(total).to_bytes(_HASH_BYTES, "big")
+
+
+def recounted(conn: sqlite3.Connection, table: str, sums: Mapping[str, tuple[int, int]]) -> None:
+    """Keep other sums (count, sum of hashes) of the audiences that are complete, and leave the others out."""
+    conn.executemany(
+        "UPDATE _db_audience_sums SET count = ?, hash = ? WHERE tbl = ? AND audience = ?",
+        [
+            (count, as_bytes(total), table, audience)
+            for audience in complete(conn, table)
+            for count, total in [sums.get(audience, NO_ROWS)]
+        ],
+    )

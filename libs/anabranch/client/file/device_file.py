@@ -16,7 +16,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,13 +25,12 @@ from anabranch.client.errors import BatchState, ClientError, FileDamaged
 from anabranch.client.events import Event, Listeners
 from anabranch.client.file import guards, layout, opening, shape, state
 from anabranch.client.file.believed import UNREADABLE, believed, cause
-from anabranch.client.file.device_table import DeviceTable, Tables, device_table
+from anabranch.client.file.device_table import DeviceTable, DeviceTables, compiled
 from anabranch.client.file.holder import Holder
 from anabranch.client.file.read_connection import AppConnection, ReadConnection
 from anabranch.client.file.state import FileState
 from anabranch.client.file.write_connection import WriteConnection, as_damage, explained
 from anabranch.client.writes.ids import next_id
-from anabranch.v1 import snapshot_pb2
 from anabranch.values.decimals import add_decimals
 
 BUSY_TIMEOUT_MS = 30_000
@@ -43,27 +42,34 @@ _OURS = frozenset({__file__, str(Path(__file__).parents[1] / "db.py")})
 C = TypeVar("C", bound=sqlite3.Connection)
 
 
-def compiled(conn: sqlite3.Connection) -> Tables:
-    """The synced tables, as the transaction of ``conn`` sees them. Raises one of UNREADABLE."""
-    rows = conn.execute("SELECT value FROM _db_tables ORDER BY ordinal")
-    return Tables(device_table(snapshot_pb2.Table.FromString(value)) for (value,) in rows.fetchall())
-
-
 class Tx:
     """A write transaction. ``state`` follows ``set``; ``events`` are delivered after the commit."""
 
-    __slots__ = ("_explain", "_let_in", "_opened", "conn", "events", "on_undo", "state", "tables", "wants_rows")
+    __slots__ = (
+        "_explain",
+        "_know",
+        "_let_in",
+        "_opened",
+        "conn",
+        "events",
+        "on_undo",
+        "state",
+        "tables",
+        "wants_rows",
+    )
 
     def __init__(
         self,
         conn: WriteConnection,
         current: FileState,
-        tables: Tables,
+        tables: DeviceTables,
         wants_rows: bool,
         explain: Callable[[BaseException], BaseException] = lambda error: error,
+        know: Callable[[Collection[str]], None] = lambda names: None,
     ) -> None:
         self.conn = conn
         self._explain = explain
+        self._know = know
         self._let_in = False
         self._opened = False
         self.state = current
@@ -77,6 +83,13 @@ class Tx:
     def set(self, **changes: Any) -> None:
         """Change fields of the file's state."""
         self.state = state.store(self.conn, self.state, changes)
+
+    def tables_changed(self) -> None:
+        """Take up the tables of the file as this transaction has changed them. Values in memory that were made with
+        those of before are good for no later state of the file, also where the transaction is undone."""
+        self.set(tables_version=self.state.tables_version + 1)
+        self.tables = compiled(self.conn)
+        self._know(self.tables.by_sql_name)
 
     @contextmanager
     def writing(self, table: DeviceTable, rows: int) -> Iterator[None]:
@@ -162,7 +175,7 @@ class DeviceFile:
         self._readers: weakref.WeakSet[sqlite3.Connection] = weakref.WeakSet()
         self._readers_lock = threading.Lock()
         self._cleared = 0
-        self._compiled_tables: tuple[int, Tables] = (-1, Tables())
+        self._compiled_tables: tuple[int, DeviceTables] = (-1, DeviceTables())
         self._authorizer = guards.Authorizer()
         is_new = opening.found_or_made(path, may_make=db_name is not None)
         self._write = self._connect(WriteConnection)
@@ -254,7 +267,8 @@ class DeviceFile:
                 current = state.load(conn)
                 tables = self._compiled(conn, current)
                 self._authorizer.know(tables.by_sql_name)
-                tx = Tx(conn, current, tables, bool(self.listeners.change), self._explained)
+                wants_rows = bool(self.listeners.change)
+                tx = Tx(conn, current, tables, wants_rows, self._explained, self._authorizer.know)
                 yield tx
                 tx.close()
                 conn.execute("COMMIT")
@@ -305,12 +319,12 @@ class DeviceFile:
         """The state as last committed."""
         return state.load(self.reader())
 
-    def tables(self) -> Tables:
+    def tables(self) -> DeviceTables:
         """The synced tables, as last committed."""
         conn = self.reader()
         return self._compiled(conn, state.load(conn))
 
-    def _compiled(self, conn: sqlite3.Connection, current: FileState) -> Tables:
+    def _compiled(self, conn: sqlite3.Connection, current: FileState) -> DeviceTables:
         version, tables = self._compiled_tables
         if current.tables_version != version:
             with believed("the description of a table"):
@@ -354,7 +368,7 @@ class DeviceFile:
 
     def reset(self) -> None:
         """Make the file empty, as a new node: synced tables, queues, everything. Cursors of the app end. The choices of
-        tables and audiences stay: they are the app's, and not the user's.
+        tables and audiences stay, and the app's schema version: they are the app's, and not the user's.
 
         Raises:
             ClientError: another process reads the file, so that its pages still hold the removed data; call again.
@@ -370,9 +384,12 @@ class DeviceFile:
             for table in layout.emptied(tx.conn):
                 tx.conn.execute(f"DELETE FROM {table}")
             tx.conn.execute(
-                "INSERT INTO _db_state (one, db_name, node_id, node_name, tables_version, chosen, audience_choice) "
-                "VALUES (1, ?, ?, ?, ?, ?, ?)",
-                (self._db_name, node_id, old.node_name, old.tables_version + 1, old.chosen, old.audience_choice),
+                "INSERT INTO _db_state (one, db_name, node_id, node_name, tables_version, chosen, audience_choice, "
+                "app_version) VALUES (1, ?, ?, ?, ?, ?, ?, ?)",
+                (
+                    *(self._db_name, node_id, old.node_name, old.tables_version + 1),
+                    *(old.chosen, old.audience_choice, old.app_version),
+                ),
             )
         # The removed data is another person's: not even the free pages keep it.
         with self._held():

@@ -58,6 +58,7 @@ def device_table(message: snapshot_pb2.Table) -> DeviceTable:
         message.restricted,
         frozenset(c.name for c in message.columns if c.hidden),
         tuple(_column(c) for c in message.columns if c.gone),
+        message.changed_position,
     )
 
 
@@ -78,8 +79,13 @@ class DeviceTable:
         restricted: bool = False,
         hidden: frozenset[str] = frozenset(),
         gone: tuple[Column, ...] = (),
+        changed_ms: int = 0,
     ) -> None:
         self.table = table
+        self.changed_ms = changed_ms
+        """The position of the schema change that made it what it is; 0 where it is as it was registered."""
+        self.blank = tuple(c.initial[0] if c.initial else None for c in table.columns)
+        """The cells of a row where nothing gives them: initial values, where the server has those, too."""
         self.restricted = restricted
         self.sure = sure
         self.hidden = hidden
@@ -231,7 +237,7 @@ class DeviceTable:
         return column in self.hidden
 
 
-class Tables(dict[str, DeviceTable]):
+class DeviceTables(dict[str, DeviceTable]):
     """The synced tables of a file by identity; never changed."""
 
     def __init__(self, tables: Iterable[DeviceTable] = ()) -> None:
@@ -246,3 +252,9 @@ class Tables(dict[str, DeviceTable]):
         """A table's name as the app knows it; one that the file does not have by its identity."""
         table = self.get(name)
         return name if table is None else table.sql_name
+
+
+def compiled(conn: sqlite3.Connection) -> DeviceTables:
+    """The synced tables, as the transaction of ``conn`` sees them. Raises one of UNREADABLE (``believed``)."""
+    rows = conn.execute("SELECT value FROM _db_tables ORDER BY ordinal")
+    return DeviceTables(device_table(snapshot_pb2.Table.FromString(value)) for (value,) in rows.fetchall())

@@ -7,7 +7,7 @@ import sqlite3
 APPLICATION_ID = 0x616E6272
 """Kept in ``PRAGMA application_id``: the mark of a device's file, "anbr". Files from before it was set have 0."""
 
-FORMAT = 8
+FORMAT = 9
 """Kept in ``PRAGMA user_version``; a file of a later format is refused."""
 
 PLAIN_DECIMALS = 4
@@ -52,7 +52,11 @@ STATEMENTS = (
     # of the tables that the device has chosen, as JSON, NULL for all; ``describe_due``: the choice has added tables,
     # for which the server is to be asked; see ``choice``. ``audience_choice``: the audiences that the device has
     # chosen, as JSON, NULL for all; ``held_digest``: of the audiences that it holds, empty before the server has told
-    # them; ``gains_due``: 1 where rows of some of these may have to be pulled; see ``held``.
+    # them; ``gains_due``: 1 where rows of some of these may have to be pulled; see ``held``. ``app_version``: the
+    # schema version that the app was built for, 0 where it takes the names of the day; ``needs_version``: the one that
+    # it would need by now, 0 where the server can still tell its own; see ``pinned``. ``ddl_version``: the schema
+    # version of the tables as they are here, 0 where that is not known; ``describe_at``: the position from which on the
+    # server is to be asked for the tables once more, 0 for none; see ``describe``.
     """CREATE TABLE _db_state (
         one INTEGER PRIMARY KEY CHECK (one = 1),
         db_name TEXT NOT NULL,
@@ -78,11 +82,17 @@ STATEMENTS = (
         describe_due INTEGER NOT NULL DEFAULT 0,
         audience_choice TEXT,
         held_digest BLOB NOT NULL DEFAULT x'',
-        gains_due INTEGER NOT NULL DEFAULT 0)""",
-    # One row a synced table: ``value`` is its serialized anabranch.v1.Table. ``stage``: 'new' before its first pull is
-    # complete, 'live', or 'aside' when it has to be pulled again for ``reason``. ``first_ms`` and ``last_ms``: the
-    # earliest and latest as_of of its last pull. ``count`` and ``hash``: the table sum of its base rows. ``pull_*``: a
-    # pull under way, with its resume token; its rows are in the table itself while it is new, else in ``pull_table``.
+        gains_due INTEGER NOT NULL DEFAULT 0,
+        app_version INTEGER NOT NULL DEFAULT 0,
+        needs_version INTEGER NOT NULL DEFAULT 0,
+        ddl_version INTEGER NOT NULL DEFAULT 0,
+        describe_at INTEGER NOT NULL DEFAULT 0)""",
+    # One row a synced table, by its identity: ``value`` is its serialized anabranch.v1.Table as it is in the file, with
+    # the names that the app knows; ``today`` is the server's, where that is another one. ``stage``: 'new' before its
+    # first pull is complete, 'live', or 'aside' when it has to be pulled again for ``reason``. ``first_ms`` and
+    # ``last_ms``: the earliest and latest as_of of its last pull. ``count`` and ``hash``: the table sum of its base
+    # rows. ``pull_*``: a pull under way, with its resume token; its rows are in the table itself while it is new, else
+    # in ``pull_table``.
     # ``pull_told``: what the end of a restricted table's pull told of audiences. ``gain_*``: a pull under way of the
     # audiences in ``gain``, a JSON list, into a live table.
     """CREATE TABLE _db_tables (
@@ -108,7 +118,8 @@ STATEMENTS = (
         pull_table TEXT,
         pull_told BLOB NOT NULL DEFAULT x'',
         gain TEXT NOT NULL DEFAULT '',
-        gain_resume BLOB NOT NULL DEFAULT x'') WITHOUT ROWID""",
+        gain_resume BLOB NOT NULL DEFAULT x'',
+        today BLOB NOT NULL DEFAULT x'') WITHOUT ROWID""",
     # The queue. ``value``: the frozen payload. ``server_timestamp_ms``: the position of its verdict, NULL before.
     # ``verdict``: the serialized Verdict. ``seen``: the log or a pull has shown it, and it waits for an earlier own
     # batch that touches one of its rows. ``asked_again``: its verdict was passed unseen and asked for again.
@@ -199,6 +210,15 @@ UPGRADES = {
         _HELD,
         _ROW_AUDIENCES,
         _AUDIENCE_SUMS,
+    ),
+    8: (
+        "ALTER TABLE _db_state ADD COLUMN app_version INTEGER NOT NULL DEFAULT 0",
+        "ALTER TABLE _db_state ADD COLUMN needs_version INTEGER NOT NULL DEFAULT 0",
+        "ALTER TABLE _db_state ADD COLUMN ddl_version INTEGER NOT NULL DEFAULT 0",
+        "ALTER TABLE _db_state ADD COLUMN describe_at INTEGER NOT NULL DEFAULT 0",
+        "ALTER TABLE _db_tables ADD COLUMN today BLOB NOT NULL DEFAULT x''",
+        # An earlier release knew no positions of schema changes: the tables are asked for anew.
+        "UPDATE _db_state SET schema_version = 0",
     ),
 }
 """The statements that turn a file of each older format into one of the next format."""

@@ -46,6 +46,10 @@ class FileState:
     audience_choice: str | None
     held_digest: bytes
     gains_due: int
+    app_version: int
+    needs_version: int
+    ddl_version: int
+    describe_at: int
 
     @property
     def choice(self) -> frozenset[str] | None:
@@ -83,6 +87,7 @@ class FileState:
         """``node_state`` with what the file holds: part of every call that reads."""
         choice = self.chosen_audiences
         node_state = self.node_state
+        node_state.app_version = self.app_version
         node_state.held.digest = self.held_digest
         if choice is not None:
             node_state.held.chosen = True

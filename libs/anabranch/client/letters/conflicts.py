@@ -9,7 +9,7 @@ from typing import Any
 from anabranch.client.events import ConflictEvent
 from anabranch.client.file import choice
 from anabranch.client.file.device_file import DeviceFile
-from anabranch.client.file.device_table import DeviceTable, Tables
+from anabranch.client.file.device_table import DeviceTable, DeviceTables
 from anabranch.client.queue.settle import shown_key
 from anabranch.client.remote import RemoteDb
 from anabranch.client.writes.local import BatchBuilder, WriteChecks
@@ -48,7 +48,7 @@ class Filter:
     until_ms: int | None = None
 
 
-def request(db_name: str, wanted: Filter, tables: Tables) -> resolver_pb2.ListConflictsRequest:
+def request(db_name: str, wanted: Filter, tables: DeviceTables) -> resolver_pb2.ListConflictsRequest:
     """The request for the first page. Raises ValueError where the key does not fit the table."""
     key: list[value_pb2.Value] = []
     table = tables.named(wanted.table or "")

@@ -83,6 +83,11 @@ class Pendings:
         """Forget all kept changes: batches have been inserted between those of the queue."""
         self._kept.clear()
 
+    def forget_if_undone(self, tx: Tx) -> None:
+        """Have everything forgotten where ``tx`` is undone, since it changes tables: others may get the number of its
+        tables' version."""
+        tx.on_undo += [self._kept.clear, self._cache.clear]
+
     def _usable(self, tx: Tx) -> bool:
         """Whether any kept changes are valid in this transaction."""
         now = (tx.state.tables_version, self._term())

@@ -30,6 +30,7 @@ from anabranch.client.queue.statements import Queued
 from anabranch.client.reading import rewind, seen
 from anabranch.client.remote import SEND_TIMEOUT_S, SLOWEST_BYTES_PER_S, RemoteDb
 from anabranch.client.renewals import Renewals
+from anabranch.client.schema import pinned
 from anabranch.client.server_clock import ServerClock
 from anabranch.client.writes import payload
 from anabranch.client.writes.ids import first_id_at, next_id
@@ -102,7 +103,7 @@ class Sender:
         verdicts.
 
         Raises:
-            CallFailed: the call failed; everything is still queued.
+            CallFailed: the call failed, or (AppOutdated) is not made; everything is still queued.
             sqlite3.Error: the file can't be written.
         """
         deadline = time.monotonic() + timeout_s
@@ -113,6 +114,7 @@ class Sender:
                 mended = 0
                 while mended < _MENDED:
                     current = self._file.current()
+                    pinned.require(current)
                     try:
                         if current.snapshot_due == rewind.RECOVERING:
                             self._rewound(current.pulls, None)

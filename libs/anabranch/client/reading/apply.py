@@ -11,6 +11,7 @@ from anabranch.client.overlay.pendings import Pendings
 from anabranch.client.queue import settle, statements
 from anabranch.client.reading import held, seen, sums
 from anabranch.client.reading.effects import Folded, Folder, Spool
+from anabranch.client.schema.follow import about_to_follow, follow
 from anabranch.v1 import change_pb2, position_pb2
 
 _ROWS_AT_ONCE = 20_000
@@ -46,6 +47,19 @@ class Applier:
         self._spool.clear()
         self._at = after
 
+    def _tell_before(self, groups: Sequence[change_pb2.LoggedGroup], spooled: bool) -> None:
+        """Tell the app of the schema changes that are about to be applied."""
+        if not self._file.listeners.schema:
+            return
+        current, changes = self._file.current(), dict[int, bytes]()
+        if spooled and groups and self._spool.schema_change:
+            changes[self._spool.position] = self._spool.schema_change
+        changes.update((g.position, g.schema_change) for g in groups if g.schema_change)
+        for position, data in sorted(changes.items()):
+            event = about_to_follow(current, self._file.tables(), data, position)
+            if position > current.cursor_ms and event is not None:
+                self._file.listeners.tell(event)
+
     def page(self, page: change_pb2.Page, sums_at_end: Sequence[position_pb2.TableSum] = ()) -> AppliedPage:
         """Apply the groups that are complete with ``page``, which must follow the last one given or the cursor.
         ``sums_at_end``: sums of tables at the position that the page reaches.
@@ -60,6 +74,7 @@ class Applier:
         if spooled and groups:
             batches += self._spool.batches
         told = frozenset(page.audiences.values) if page.HasField("audiences") else None
+        self._tell_before(groups, spooled)
         self._reached("before_apply")
         with self._file.transaction() as tx:
             if told is not None and not self._begins_with(tx, told):
@@ -99,50 +114,84 @@ class Applier:
         sums_at_end: Sequence[position_pb2.TableSum],
     ) -> AppliedPage:
         cursor = tx.state.cursor_ms
-        skip: dict[str, int] = {}
-        lenient: dict[str, int] = {}
-        for name, stage, first, last in tx.conn.execute("SELECT name, stage, first_ms, last_ms FROM _db_tables"):
-            skip[name] = first if stage == "live" else _NEVER
-            lenient[name] = last
         settle.seen(tx, batches)
         end = max(cursor, reached.server_timestamp_ms)
         touched = settle.leave(tx, self._pendings, end)
-        folder = Folder(tx.tables, skip, alone=tx.state.chosen is not None)
-        folded = Folded()
-        losers: list[change_pb2.Loser] = []
-        newest: dict[tuple[str, str], position_pb2.TableSum] = {}
-        changed_at = 0
+        bases = _Bases(tx, self._pendings)
         for part in parts:
-            if part.position <= cursor:
-                continue
-            changes = part.HasField("audience_change") and part.position != changed_at
-            if changes or folded.rows > _ROWS_AT_ONCE:
-                settle.show(tx, folded, {}, self._pendings, "remote", lenient)
-                skip.update(dict.fromkeys(folded.misfits, _NEVER))
-                losers += folded.losers
-                folded = Folded()
-            if changes:
-                # First in its group: the batches are those of a reader that is changed already.
-                changed_at, change = part.position, part.audience_change
-                held.change(tx, change.gained, change.lost, self._pendings, changed_at)
-            folder.fold(part, folded)
-            newest.update(((s.table, s.audience), s) for s in part.sums)
-        skip.update(dict.fromkeys(folded.misfits, _NEVER))
-        for name in [name for name in touched if skip.get(name) == _NEVER]:
-            # The own writes that it shows are not in its base before the table has been pulled.
-            del touched[name]
-        settle.show(tx, folded, touched, self._pendings, "remote", lenient)
-        losers += folded.losers
-        if losers:
-            settle.publish_losers(tx, losers)
+            if part.position > cursor:
+                bases.take(part)
+        bases.finish(touched)
+        if bases.losers:
+            settle.publish_losers(tx, bases.losers)
         if end > cursor:
             tx.set(cursor_ms=end)
             seen.saw(tx, reached)
-        newest.update(((s.table, s.audience), s) for s in sums_at_end)
-        if newest and reached.server_timestamp_ms == tx.state.cursor_ms:
-            sums.compare(tx, newest.values(), tx.state.cursor_ms)
+        bases.newest.update(((s.table, s.audience), s) for s in sums_at_end)
+        if bases.newest and reached.server_timestamp_ms == tx.state.cursor_ms:
+            sums.compare(tx, bases.newest.values(), tx.state.cursor_ms)
         passed = statements.covered(tx.conn, end)
         twice = statements.ask_again(tx.conn, passed) if passed else []
         if passed:
             tx.events.append(State("error", f"the log passed the verdict of {passed[0]} without showing it"))
         return AppliedPage(end, bool(twice))
+
+
+class _Bases:
+    """The tables' bases while the groups of a page change them, in one transaction. ``losers`` and ``newest``: what was
+    read of lost values, and the last sum of each table and audience."""
+
+    def __init__(self, tx: Tx, pendings: Pendings) -> None:
+        self._tx = tx
+        self._pendings = pendings
+        self._skip: dict[str, int] = {}
+        self._lenient: dict[str, int] = {}
+        for name, stage, first, last in tx.conn.execute("SELECT name, stage, first_ms, last_ms FROM _db_tables"):
+            self._skip[name] = first if stage == "live" else _NEVER
+            self._lenient[name] = last
+        self._folder = self._new_folder()
+        self._folded = Folded()
+        self._altered_at = self._changed_at = 0
+        self.losers: list[change_pb2.Loser] = []
+        self.newest: dict[tuple[str, str], position_pb2.TableSum] = {}
+
+    def _new_folder(self) -> Folder:
+        return Folder(self._tx.tables, self._skip, alone=self._tx.state.chosen is not None)
+
+    def take(self, part: change_pb2.LoggedGroup) -> None:
+        """Take one part of a group."""
+        # First in their group: the batches are of tables, and of a reader, that are changed already.
+        alters = bool(part.schema_change) and part.position != self._altered_at
+        changes = part.HasField("audience_change") and part.position != self._changed_at
+        if alters or changes or self._folded.rows > _ROWS_AT_ONCE:
+            self._show({})
+        if alters:
+            self._altered_at = part.position
+            self._alter(part)
+        if changes:
+            self._changed_at, change = part.position, part.audience_change
+            held.change(self._tx, change.gained, change.lost, self._pendings, part.position)
+        self._folder.fold(part, self._folded)
+        self.newest.update(((s.table, s.audience), s) for s in part.sums)
+
+    def _alter(self, part: change_pb2.LoggedGroup) -> None:
+        tx = self._tx
+        followed = follow(tx, part.schema_change, part.position, held.held(tx.conn), self._pendings)
+        self._skip.update(dict.fromkeys(followed.aside, _NEVER))
+        self._skip.update(dict.fromkeys(followed.came, 0))
+        self.newest = {row: its for row, its in self.newest.items() if row[0] not in followed.changed}
+        # It has compiled how effects are read into the tables of before.
+        self._folder = self._new_folder()
+
+    def _show(self, touched: settle.Touched) -> None:
+        """Change the bases by what was folded so far, and show the ``touched`` rows again."""
+        self._skip.update(dict.fromkeys(self._folded.misfits, _NEVER))
+        settle.show(self._tx, self._folded, touched, self._pendings, "remote", self._lenient)
+        self.losers += self._folded.losers
+        self._folded = Folded()
+
+    def finish(self, touched: settle.Touched) -> None:
+        """Change the bases by the rest, and show the rows again whose batches have left the queue."""
+        self._skip.update(dict.fromkeys(self._folded.misfits, _NEVER))
+        # The own writes that a table shows are not in its base before it has been pulled.
+        self._show({name: keys for name, keys in touched.items() if self._skip.get(name) != _NEVER})

@@ -31,7 +31,7 @@ from anabranch.client.logs import get_logger
 from anabranch.client.overlay.pendings import Pendings
 from anabranch.client.queue import settle
 from anabranch.client.reading import pull_end, pull_parts
-from anabranch.client.reading.arrow_rows import ArrowRows, Chunk
+from anabranch.client.reading.arrow_rows import ArrowRows, Chunk, OtherShapeError
 from anabranch.client.reading.prefetch import prefetched
 from anabranch.client.reading.pull_end import NotWholeError
 from anabranch.client.reading.pull_parts import GivenUpError, newest_part, whole_chunks
@@ -85,6 +85,7 @@ class Bootstrap:
         Raises:
             CallFailed: the pull broke, and the next one goes on from where it stopped; or the server does not have the
                 positions that the file has seen.
+            OtherShapeError: a table has been altered since the server described it; its pull begins anew.
             sqlite3.IntegrityError: a constraint of the app's own does not let a table take its rows; the pulled rows
                 are dropped, and the shown ones stay.
             sqlite3.Error: the file can't be written.
@@ -135,6 +136,9 @@ class Bootstrap:
                     raise
                 self._drop(names)
                 attempt += 1
+            except OtherShapeError as error:
+                self._drop([error.table])
+                raise
         confirmed = self._confirmed()
         try:
             with self._file.transaction() as tx:

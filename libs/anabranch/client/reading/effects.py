@@ -48,6 +48,8 @@ class Spool:
         """The ids of the batches in them."""
         self.change: change_pb2.AudienceChange | None = None
         """How the group changes the reader's audiences, where it does."""
+        self.schema_change = b""
+        """The schema change with which the group begins, serialized; empty where it begins with none."""
 
     def add(self, part: change_pb2.LoggedGroup) -> None:
         """Keep one more part."""
@@ -56,6 +58,7 @@ class Spool:
         self.position = part.position
         self.batches += [b.id for b in part.batches]
         self.change = part.audience_change if part.HasField("audience_change") else None
+        self.schema_change = part.schema_change
 
     def parts(self) -> Iterator[change_pb2.LoggedGroup]:
         """The parts in order."""
@@ -71,6 +74,7 @@ class Spool:
             self.position = 0
             self.batches = []
             self.change = None
+            self.schema_change = b""
 
 
 @dataclass
@@ -189,7 +193,8 @@ class Folder:
             return
         cells = {i: read(values[p]) for p, i, read in plan.readers}
         if kind == INSERT or (table.restricted and len(cells) == len(table.readers)):
-            row = tuple([cells.get(i) for i in range(len(table.readers))])
+            # A column that the effect does not know came after it.
+            row = tuple([cells.get(i, blank) for i, blank in enumerate(table.blank)])
             patches[text] = Patch(key, row, None, position, audiences)
         elif old is None:
             patches[text] = Patch(key, None, cells, position, audiences)

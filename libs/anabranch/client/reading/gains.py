@@ -28,7 +28,7 @@ from anabranch.client.overlay.pendings import Pendings
 from anabranch.client.overlay.rebase import Patch
 from anabranch.client.queue import settle
 from anabranch.client.reading import audience_checks, held
-from anabranch.client.reading.arrow_rows import ArrowRows, Chunk
+from anabranch.client.reading.arrow_rows import ArrowRows, Chunk, OtherShapeError
 from anabranch.client.reading.bootstrap import Progress
 from anabranch.client.reading.effects import Folded
 from anabranch.client.reading.prefetch import prefetched
@@ -122,14 +122,20 @@ class Gains:
         if not required:
             return
         wanted = {r.table: json.dumps(list(r.audiences)) for r in required}
-        rows_of = {r.table: ArrowRows(tables[r.table].table, True) for r in required}
         request = snapshot_pb2.PullRequest(db_name=current.db_name, node_state=current.reader_state, required=required)
         end = time.monotonic() + SLICE_S
         with prefetched(self._remote.pull(request), _CHUNKS_AHEAD, _SILENCE_S) as responses:
             for response, ipc in whole_chunks(responses):
-                chunk = rows_of[response.table].read(ipc) if ipc else Chunk()
                 if self._file.current().cursor_ms != response.as_of.server_timestamp_ms:
                     read_to(response.as_of.server_timestamp_ms)
+                # As the log has left it there: it may have altered the table, or given it up.
+                table = self._file.tables().get(response.table)
+                if table is None:
+                    return
+                try:
+                    chunk = ArrowRows(table.table, True).read(ipc) if ipc else Chunk()
+                except OtherShapeError:
+                    return
                 with self._file.transaction() as tx:
                     goes_on = self._put(tx, response, chunk, wanted[response.table])
                 self._renewals.answered()

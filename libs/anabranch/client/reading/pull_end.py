@@ -61,7 +61,7 @@ def finish(tx: Tx, pendings: Pendings, names: Sequence[str], whole: bool, confir
             _replace(tx, pendings, table, staged, first)
         told = _told(tx, name)
         # Else the sum is of the rows here, and equals the server's once the table has caught up.
-        summed = first == last and not told.without_sums
+        summed = first == last and not told.without_sums and first >= table.changed_ms
         if table.restricted:
             count, digest = _sum_up_restricted(tx, table, told, summed)
         elif not summed or len(digest) != 16:

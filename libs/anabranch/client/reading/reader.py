@@ -24,14 +24,15 @@ from anabranch.client.principal import owned
 from anabranch.client.queue import settle
 from anabranch.client.reading import rewind, seen, sums
 from anabranch.client.reading.apply import AppliedPage, Applier
+from anabranch.client.reading.arrow_rows import OtherShapeError
 from anabranch.client.reading.bootstrap import Bootstrap, Progress
+from anabranch.client.reading.describing import Describing
 from anabranch.client.reading.gains import Gains
 from anabranch.client.reading.repair import PullInstead, Repaired, repair
 from anabranch.client.remote import RemoteDb, Stream, applying
 from anabranch.client.renewals import Renewals
-from anabranch.client.schema.describe import apply_description
 from anabranch.client.server_clock import ServerClock
-from anabranch.v1 import change_pb2, position_pb2, snapshot_pb2
+from anabranch.v1 import change_pb2, position_pb2
 
 _ATTEMPTS = 4
 _PATIENCE_S = 60.0
@@ -63,6 +64,7 @@ class Reader:
         self._turn = threading.RLock()
         self._generation = 0
         self._asking = False
+        self._describing = Describing(file, remote, pendings)
         self._renewals = Renewals(remote)
         self._stream: Stream[change_pb2.SubscribeResponse] | None = None
         self._patience: dict[str, float] = {}
@@ -75,15 +77,15 @@ class Reader:
         """Ask for the tables where they are not known, and pull those that wait for it. Raises CallFailed."""
         with self._turn, owned(self._file, self._remote):
             current = self._file.current()
-            if current.schema_version == 0 or current.describe_due:
-                self._describe()
+            if current.schema_version == 0 or current.describe_due or current.needs_version:
+                self._describing.now()
             conn = self._file.reader()
             stages = dict(conn.execute("SELECT name, stage FROM _db_tables ORDER BY ordinal").fetchall())
             new = [name for name, stage in stages.items() if stage == "new"]
             due = current.snapshot_due
             if due:
                 # A file behind the floor, or in another history, may know the tables as they no longer are.
-                self._describe()
+                self._describing.now()
             if due or (len(new) == len(stages) and (new or not current.pulls)):
                 self._pull(None, progress)
                 return
@@ -106,8 +108,21 @@ class Reader:
             self._gaining = None
 
     def _pull(self, names: list[str] | None, progress: Callable[[Progress], None] | None) -> None:
+        """Pull tables; where they have been altered, or dropped, since the server described them, they are described
+        anew."""
         self._generation += 1
-        self._bootstrap.pull(names, progress)
+        for _ in range(_ATTEMPTS):
+            try:
+                self._bootstrap.pull(names, progress)
+                return
+            except OtherShapeError as error:
+                changed = str(error)
+            except CallFailed as error:
+                if error.reason != "UNKNOWN_TABLE":
+                    raise
+                changed = error.message
+            self._describing.now()
+        raise CallFailed("ABORTED", "", f"the tables change faster than they are pulled: {changed}", again=True)
 
     def _pull_again(self, name: str, progress: Callable[[Progress], None] | None) -> None:
         """Pull a table that was set aside; if it can't take its rows, it stays so, and is not tried for a while."""
@@ -118,17 +133,6 @@ class Reader:
             self._patience[name] = time.monotonic() + _PATIENCE_S
             told = self._file.tables().told(name)
             self._file.listeners.publish(State("set_aside", f"SQLite refused a row: {error}", told))
-
-    def _describe(self) -> None:
-        current = self._file.current()
-        response = self._remote.describe(
-            snapshot_pb2.DescribeRequest(db_name=current.db_name, node_state=current.reader_state)
-        )
-        with self._file.transaction() as tx:
-            apply_description(tx, response)
-            # In a database without any write, no position bounds the ids made by a clock that is behind.
-            tx.set(**state.time_seen(tx.state, response.state.server_time_ms))
-        self._file.listeners.deliver()
 
     def snapshot(self, progress: Callable[[Progress], None] | None = None) -> None:
         """Take the whole database anew into the same file; the queue is kept. Raises CallFailed."""
@@ -262,6 +266,7 @@ class Reader:
                 )
             )
             self._hear(response.state, current)
+            self._describing.require_version(response.page)
             if up_to is not None and response.page.reached.server_timestamp_ms > up_to:
                 applied = applier.page(_cut(response.page, up_to))
             else:
@@ -309,8 +314,9 @@ class Reader:
         if applied.asked_twice:
             self.snapshot()
             return True
-        if server.schema_version > current.schema_version or current.describe_due:
-            self._describe()
+        caught_up = 0 < current.describe_at <= current.cursor_ms
+        if server.schema_version > current.schema_version or current.describe_due or caught_up:
+            self._describing.now()
         waiting = self._file.reader().execute("SELECT name FROM _db_tables WHERE stage != 'live'").fetchall()
         now = time.monotonic()
         due = any(self._patience.get(name, 0.0) <= now for (name,) in waiting)
@@ -370,6 +376,7 @@ class Reader:
                     page = response.page
                     if not response.HasField("page"):
                         page = change_pb2.Page(reached=response.state.settled)
+                    self._describing.require_version(page)
                     with applying(response.traceparent):
                         applied = self._following.page(page, response.sums)
                     if applied.anew:

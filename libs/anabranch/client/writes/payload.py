@@ -128,6 +128,11 @@ class PayloadCache:
         self._batches: OrderedDict[tuple[str, int], dict[tuple[str, str], list[RowPart]]] = OrderedDict()
         self._rows = 0
 
+    def clear(self) -> None:
+        """Forget all: what was parsed for tables that never came to be."""
+        self._batches.clear()
+        self._rows = 0
+
     def get(
         self, batch_id: str, payload: bytes, tables: Mapping[str, DeviceTable], tables_version: int
     ) -> dict[tuple[str, str], list[RowPart]]:

@@ -1,0 +1,188 @@
+"""A table of the file becomes another one by columns that come, go and are renamed, without a pull.
+
+What has to be right afterwards, in the same transaction:
+
+* **rows**: a column that came has its initial value in every row; what is gone is gone (``altering``);
+* **base images** of rows that the queue touches: they hold whole rows, and are converted one by one;
+* **shown rows** of these: the pending changes on top of the base are shown anew, as values for columns that are gone
+  are no longer shown. Batches themselves are never changed;
+* **sums**: initial values are in no sum. Where a column went whose values were, the rows are read and summed up once.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from itertools import islice
+from typing import Any
+
+from anabranch.client.events import State
+from anabranch.client.file import audience_sums
+from anabranch.client.file.believed import UNREADABLE
+from anabranch.client.file.device_file import Tx
+from anabranch.client.file.device_table import DeviceTable, device_table, quote
+from anabranch.client.overlay.pendings import Pendings
+from anabranch.client.queue import settle
+from anabranch.client.reading import audience_checks, sums
+from anabranch.client.reading.effects import Folded
+from anabranch.client.schema import altering
+from anabranch.client.schema.held import Held, hold
+from anabranch.client.schema.make import drop_pull, forget_queued, give_up, is_refusal, refused_name
+from anabranch.client.schema.own_objects import tell_not_kept
+from anabranch.client.schema.views import columns_of, without_estimate
+from anabranch.v1 import snapshot_pb2
+from anabranch.values import Cell, Column, Kind, key_cells
+from anabranch.values.canonical import table_sum
+from anabranch.values.sqlite import storer
+
+_AT_ONCE = 5_000
+
+
+def become(
+    tx: Tx, before: Held, view: snapshot_pb2.Table, today: snapshot_pb2.Table, pendings: Pendings
+) -> DeviceTable | None:
+    """Alter the table to ``view``, which must not be told apart from it (``views``), and keep both descriptions. Its
+    pull under way, if there is one, begins anew. None where SQLite can't hold it so: it is given up, which is told."""
+    old = device_table(before.view)
+    view, new = _with_a_name(tx, old, view)
+    same_rows = list(columns_of(before.view).items()) == list(columns_of(view).items())
+    if same_rows and altering.is_same(old, new):
+        return _relabel(tx, before, new, view, today, pendings)
+    drop_pull(tx, old)
+    recount = before.stage == "live" and not same_rows and _sums_change(tx, old, new)
+    pendings.forget_if_undone(tx)
+    try:
+        not_kept = altering.alter_table(tx, old, new)
+    except sqlite3.OperationalError as error:
+        if not is_refusal(error):
+            raise
+        give_up(tx, old)
+        forget_queued(tx, old.name)
+        tx.tables_changed()
+        tx.events.append(State("set_aside", f"SQLite can't hold it: {error}", new.sql_name))
+        return None
+    hold(tx, view, today)
+    tell_not_kept(tx, not_kept, new.sql_name)
+    if not same_rows:
+        _convert_bases(tx, old, new)
+    tx.tables_changed()
+    if recount:
+        _recount(tx, new)
+    if not same_rows or old.policy != new.policy:
+        show_queued(tx, new, pendings)
+    return new
+
+
+def _relabel(
+    tx: Tx,
+    before: Held,
+    new: DeviceTable,
+    view: snapshot_pb2.Table,
+    today: snapshot_pb2.Table,
+    pendings: Pendings,
+) -> DeviceTable:
+    """Keep other descriptions of a table whose rows and names stay."""
+    old = device_table(before.view)
+    if not hold(tx, view, today) or without_estimate(view) == without_estimate(before.view):
+        return tx.tables[new.name]
+    pendings.forget_if_undone(tx)
+    tx.tables_changed()
+    if old.policy != new.policy:
+        show_queued(tx, new, pendings)
+    return new
+
+
+def _with_a_name(tx: Tx, old: DeviceTable, view: snapshot_pb2.Table) -> tuple[snapshot_pb2.Table, DeviceTable]:
+    """The view, and the table that it describes: under the name that it has, where another table, view or index in the
+    file has its new one already, which is told."""
+    new = device_table(view)
+    if old.sql_name.lower() == new.sql_name.lower():
+        return view, new
+    reason = refused_name(new.sql_name)
+    if not reason:
+        taken = tx.conn.execute(
+            "SELECT type FROM sqlite_master WHERE name = ? COLLATE NOCASE AND type IN ('table', 'view', 'index')",
+            (new.sql_name,),
+        ).fetchone()
+        reason = "" if taken is None else f"the file has a {taken[0]} of that name"
+    if not reason:
+        return view, new
+    tx.events.append(State("not_renamed", f"its new name is {new.sql_name}: {reason}", old.sql_name))
+    kept = snapshot_pb2.Table()
+    kept.CopyFrom(view)
+    kept.sql_name = "" if old.sql_name == old.name else old.sql_name
+    return kept, device_table(kept)
+
+
+def _sums_change(tx: Tx, old: DeviceTable, new: DeviceTable) -> bool:
+    """Whether rows that are here have a part in their sum that ``new`` does not have."""
+    gone = [column for column in old.table.columns if column.name not in new.table.index]
+    return any(not _is_initial(tx.conn, old, column) for column in gone)
+
+
+def _is_initial(conn: sqlite3.Connection, table: DeviceTable, column: Column) -> bool:
+    """Whether every row has a column's initial value, so that no sum has one; False where that is not clear at once."""
+    if not column.initial:
+        return False
+    initial, store = column.initial[0], storer(column)
+    if initial is not None and column.kind is Kind.DOUBLE:
+        return False  # SQLite takes the two zeros for one.
+    stored: Any = initial if store is None or initial is None else store(initial)
+    other = f"{quote(column.sql_name)} COLLATE BINARY IS NOT ?"
+    if conn.execute(f"SELECT 1 FROM {table.quoted} WHERE {other} LIMIT 1", (stored,)).fetchone() is not None:
+        return False
+    try:
+        return all(
+            base[table.table.index[column.name]] == initial for _, base in _bases(conn, table) if base is not None
+        )
+    except UNREADABLE:
+        return False
+
+
+def _bases(conn: sqlite3.Connection, table: DeviceTable) -> Iterator[tuple[str, tuple[Cell, ...] | None]]:
+    rows = conn.execute("SELECT key, row FROM _db_base WHERE tbl = ? ORDER BY key", (table.name,)).fetchall()
+    for key, data in rows:
+        yield key, None if data is None else table.from_bytes(data)
+
+
+def _convert_bases(tx: Tx, old: DeviceTable, new: DeviceTable) -> None:
+    """Give the base images the columns of ``new``."""
+    places = [old.table.index.get(name) for name in new.table.column_names]
+
+    def converted(base: tuple[Cell, ...]) -> list[Cell]:
+        return [blank if place is None else base[place] for place, blank in zip(places, new.blank, strict=True)]
+
+    try:
+        images = [
+            (new.to_bytes(converted(base)), new.name, key) for key, base in _bases(tx.conn, old) if base is not None
+        ]
+    except UNREADABLE as error:
+        settle.set_aside(tx, new.name, f"a row of it can't be read: {error!r}")
+        return
+    tx.conn.executemany("UPDATE _db_base SET row = ? WHERE tbl = ? AND key = ?", images)
+
+
+def _recount(tx: Tx, table: DeviceTable) -> None:
+    """Keep the sums that the base rows themselves have."""
+    try:
+        with closing(sums.base_rows(tx.conn, table)) as rows:
+            if table.restricted:
+                found = audience_checks.totals(tx.conn, table, rows)
+                count, total = found.count, found.total
+                audience_sums.recounted(tx.conn, table.name, found.by_audience)
+            else:
+                count, total = table_sum(table.encoder, rows)
+    except UNREADABLE as error:
+        settle.set_aside(tx, table.name, f"a row of it can't be read: {error!r}")
+        return
+    sums.keep(tx, table.name, count, total)
+
+
+def show_queued(tx: Tx, table: DeviceTable, pendings: Pendings) -> None:
+    """Show the rows anew that the queue touches."""
+    found = tx.conn.execute("SELECT DISTINCT key FROM _db_pending_rows WHERE tbl = ?", (table.name,)).fetchall()
+    keys = iter([key for (key,) in found])
+    while some := list(islice(keys, _AT_ONCE)):
+        touched = {key: tuple(key_cells(table.table, key)) for key in some}
+        settle.show(tx, Folded(), {table.name: touched}, pendings, "remote", {})
