@@ -9,6 +9,7 @@ import psycopg
 import pytest
 
 from anabranch.cli.status_lines import unsynced_lines
+from anabranch.store.audiences.set_expression import set_audience
 from anabranch.store.catalog.drift import drift
 from anabranch.store.catalog.former_tables import all_former
 from anabranch.store.catalog.out_of_sync import capture_off
@@ -431,6 +432,11 @@ class TestAudiences:
         assert 'its audience expression reads column "team"' in change.refused
         assert world.follow() is None
         assert world.database.torn == {"note"}
+        [unsynced] = look(world.conn, world.database).unsynced
+        assert change.refused in unsynced.text
+        set_audience(world.conn, NAME, "note", "'owner:' || owner", now_ms=NOW_MS)
+        assert world.database.torn == frozenset()
+        assert drift(world.conn, world.database) == []
 
     def test_other_columns_do_not_matter(self, world: World) -> None:
         self.restricted(world, "'team:' || team")

@@ -58,6 +58,8 @@ class Database:
     """Tables whose direct writes are not captured, on purpose."""
     torn: frozenset[str] = frozenset()
     """Tables whose direct writes are missing in the log, since these could not be read."""
+    refused: Mapping[str, str] = field(default_factory=dict)
+    """Those of them that were altered so that they can't be synced, and why."""
     restricted: Mapping[str, Audience] = field(default_factory=dict)
     """By table, the expression that says who sees which rows; every device sees every row of the others."""
     audience_rules: AudienceRules = field(default_factory=AudienceRules)
@@ -178,7 +180,7 @@ _TABLES: LiteralString = """
        coalesce((select jsonb_agg(jsonb_build_array(
                      t.id, t.name, t.columns, to_jsonb(t.key_columns), t.policy, t.first_position,
                      t.capture_off_ms, t.torn_ms, coalesce(t.sql_name, ''), t.former_columns, t.changed_position,
-                     t.relation, to_jsonb(t.column_numbers),
+                     t.relation, to_jsonb(t.column_numbers), t.shape ->> 'why',
                      t.audience, to_jsonb(t.audience_columns), t.audience_is_list)
                      order by t.id)
                  from anabranch.synced_tables t where t.database_id = d.id), '[]'),
@@ -215,8 +217,9 @@ def _database(
     restricted: dict[str, Audience] = {}
     changed_positions: dict[str, int] = {}
     relations: dict[str, int] = {}
+    refused: dict[str, str] = {}
     for table_id, table, columns, key_columns, own_policy, first_position, off_ms, torn_ms, *further in synced:
-        sql_name, former, changed_positions[table], relations[table], numbers, *audience = further
+        sql_name, former, changed_positions[table], relations[table], numbers, why, *audience = further
         policies[table] = table_policy(own_policy)
         bases = base_types.get((schema_name, sql_name or table), {})
         known = columns_from_json(_numbered(columns, numbers), policies[table].columns, bases)
@@ -228,6 +231,8 @@ def _database(
             uncaptured.add(table)
         if torn_ms is not None:
             torn.add(table)
+            if why:
+                refused[table] = why
         if audience[0] is not None:
             expression, reads, is_list = audience
             restricted[table] = Audience(expression, tuple(reads), is_list)
@@ -250,6 +255,7 @@ def _database(
         first_positions=first_positions,
         uncaptured=frozenset(uncaptured),
         torn=frozenset(torn),
+        refused=refused,
         restricted=restricted,
         audience_rules=followed(rules_from_json(rules), schema_name, tables),
         was_restricted=was_restricted,

@@ -115,7 +115,8 @@ def _of_table(
 ) -> Iterator[Drift]:
     name = table.name
     if name in database.torn:
-        yield Drift(name, "direct writes of it could not be read, and the log lacks them")
+        text = database.refused.get(name, "direct writes of it could not be read, and the log lacks them")
+        yield Drift(name, text)
     if relation is None:
         yield Drift(name, "the table is gone")
         return

@@ -15,7 +15,6 @@ from anabranch.store.catalog.drift import Drift, drift
 from anabranch.store.catalog.refusals import STOPPING, TableRefusal
 
 _ALTERED: LiteralString = "select distinct table_id from anabranch.captured where database_id = %s and type = 4"
-_REFUSED: LiteralString = "select id from anabranch.synced_tables where database_id = %s and shape ? 'refused'"
 
 
 class WhyUnsynced(StrEnum):
@@ -55,12 +54,13 @@ def look(conn: psycopg.Connection[Any], database: Database) -> Tables:
     """
     differences = drift(conn, database)
     waiting = {number for (number,) in conn.execute(_ALTERED, (database.id,)).fetchall()}
-    refused = {number for (number,) in conn.execute(_REFUSED, (database.id,)).fetchall()}
     found: dict[str, Unsynced] = {}
     for table in database.tables.values():
         if table.name in database.torn:
             own = [one for one in differences if one.table == table.name]
-            found[table.sql_name] = _torn(table.sql_name) if table.id not in refused else _refused(table.sql_name, own)
+            found[table.sql_name] = (
+                _refused(table.sql_name, own) if table.name in database.refused else _torn(table.sql_name)
+            )
     for one in differences:
         if one.stops and database.tables[one.table].id not in waiting:
             text = f"{one.text}; the log does not have that yet: the resolver takes it by itself"

@@ -60,7 +60,7 @@ _CALLED = (
     "followed_audience(int)",
     "leave_table(int, int)",
     "move_database(int)",
-    "refuse_table(int, oid, bigint)",
+    "refuse_table(int, oid, text, bigint)",
     "renew_table(int, bigint)",
 )
 """Our functions by which it has the catalog follow the tables."""

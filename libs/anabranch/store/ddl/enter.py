@@ -37,7 +37,7 @@ select anabranch.begin_table(%(database)s, %(number)s, %(name)s, %(columns)s, %(
 """
 _LEAVE: LiteralString = "select anabranch.leave_table(%(database)s, %(number)s)"
 _MOVE: LiteralString = "select anabranch.move_database(%(database)s)"
-_REFUSE: LiteralString = "select anabranch.refuse_table(%(number)s, %(relation)s::int8::oid, %(now)s)"
+_REFUSE: LiteralString = "select anabranch.refuse_table(%(number)s, %(relation)s::int8::oid, %(why)s, %(now)s)"
 _SHAPE_BEFORE: LiteralString = """
 insert into anabranch.captured_shapes (table_id, before_id, shape) values (%s, %s, %s)
 on conflict (table_id, before_id) do nothing
@@ -126,7 +126,7 @@ def _carried_out(conn: Connection, database: Database, change: TableChange, posi
         conn.execute(_END, numbers)
         conn.execute(_DELETE_CHANGES, (database.id, change.number))
     elif change.refused:
-        conn.execute(_REFUSE, {**numbers, "relation": change.markers[-1].relation})
+        conn.execute(_REFUSE, {**numbers, "relation": change.markers[-1].relation, "why": change.refused})
     elif before is None:
         described = {
             "name": after.name,

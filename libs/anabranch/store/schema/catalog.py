@@ -181,7 +181,7 @@ SYNCED_TABLES = Table(
         "shape",
         JSONB,
         comment="anabranch.shape_of the table as its columns were read; NULL: not known, as the release before does "
-        "not write it. refused: a hash of a later one by which it can't be synced",
+        "not write it. refused: a hash of a later one by which it can't be synced, and why",
     ),
     UniqueConstraint("database_id", "name", name="synced_tables_name_key"),
 )

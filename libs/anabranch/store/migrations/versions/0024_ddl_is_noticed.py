@@ -20,7 +20,7 @@ COLUMN = """
 alter table anabranch.synced_tables add column shape jsonb;
 comment on column anabranch.synced_tables.shape is
     'anabranch.shape_of the table as its columns were read; NULL: not known, as the release before does not write it. '
-    'refused: a hash of a later one by which it can''t be synced';
+    'refused: a hash of a later one by which it can''t be synced, and why';
 comment on column anabranch.captured.type is
     '1 insert, 2 update (of the key as well), 3 delete; 4: a marker, the table was altered here';
 comment on column anabranch.captured.new is

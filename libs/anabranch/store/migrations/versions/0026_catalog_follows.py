@@ -156,12 +156,12 @@ $$;
 
 # Of a table that can't be synced as it is now: it is set aside until it is another one.
 REFUSE_TABLE = """
-create function anabranch.refuse_table(number int, relation oid, now_ms bigint) returns void
+create function anabranch.refuse_table(number int, relation oid, why text, now_ms bigint) returns void
 language sql security definer set search_path = pg_catalog, pg_temp
 as $$
 update anabranch.synced_tables s
-set torn_ms = coalesce(s.torn_ms, $3),
-    shape = s.shape || jsonb_build_object('refused', md5(concat_ws(' ', c.oid, c.relname,
+set torn_ms = coalesce(s.torn_ms, $4),
+    shape = s.shape || jsonb_build_object('why', $3, 'refused', md5(concat_ws(' ', c.oid, c.relname,
                                                                    anabranch.shape_of(c.oid) - 'missing')))
 from pg_class c where s.id = $1 and c.oid = $2
 $$;
@@ -322,7 +322,7 @@ REVOKE = """
 revoke execute on function
     anabranch.begin_table(int, int, text, jsonb, text[], jsonb, bigint), anabranch.end_table(int),
     anabranch.follow_table(int, jsonb, jsonb, text[], text, jsonb, jsonb, bigint), anabranch.followed_audience(int),
-    anabranch.leave_table(int, int), anabranch.move_database(int), anabranch.refuse_table(int, oid, bigint),
+    anabranch.leave_table(int, int), anabranch.move_database(int), anabranch.refuse_table(int, oid, text, bigint),
     anabranch.renew_table(int, bigint)
 from public
 """
@@ -338,7 +338,7 @@ def downgrade() -> None:
     """Drop them."""
     for name in (
         "move_database(int)", "leave_table(int, int)", "begin_table(int, int, text, jsonb, text[], jsonb, bigint)",
-        "renew_table(int, bigint)", "end_table(int)", "keep_table(int)", "refuse_table(int, oid, bigint)",
+        "renew_table(int, bigint)", "end_table(int)", "keep_table(int)", "refuse_table(int, oid, text, bigint)",
         "follow_table(int, jsonb, jsonb, text[], text, jsonb, jsonb, bigint)", "followed_audience(int)",
         "check_columns(oid, jsonb)", "captured_by(int, int)",
     ):  # fmt: skip
