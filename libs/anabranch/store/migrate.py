@@ -9,6 +9,8 @@ removes unused parts (*contract*). Each migration names in ``works_from`` the ol
 the schema once it has run (left out: its own). From these every upgrade makes the list of revisions in
 ``code_revisions``, which releases that know nothing of newer migrations can read.
 
+The last step makes the event triggers by which DDL of synced tables is noticed (``ddl.install``), where the role may.
+
 The upgrade waits only shortly for a lock on a table, since all later sessions wait behind it: then it is rolled back
 and tried again. A migration that changes existing tables locks them all at once (``table_locks.take_tables``); its slow
 steps come before, or into a release of its own.
@@ -33,6 +35,7 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_r
 
 from anabranch.errors import ServerError
 from anabranch.store.catalog import writer
+from anabranch.store.ddl.install import install
 from anabranch.store.revisions import CODE_TABLE, SCHEMA, VERSION_TABLE, head, revisions
 from anabranch.store.session.engine import SessionOptions, connect
 from anabranch.store.session.table_locks import give_up_early
@@ -114,7 +117,11 @@ def _try_to_upgrade(url: str) -> bool:
         require_server(connection.scalar(text("select current_setting('server_version_num')::int")) or 0)
         _wait_for_turn(connection)
         before, known = _current(connection), revisions()
+        driver = connection.connection.driver_connection
+        assert isinstance(driver, psycopg.Connection)
         if before == known[0]:
+            # By a role that may make them, perhaps, where the one that made the schema may not.
+            install(driver)
             return False
         if before is not None and before not in known:
             if _is_served(connection, known[0]):
@@ -128,9 +135,8 @@ def _try_to_upgrade(url: str) -> bool:
         command.upgrade(config, "head")
         connection.execute(text(_CLEAR_CODE_REVISIONS))
         connection.execute(text(_ADD_CODE_REVISIONS), {"revisions": list(code_revisions())})
-        driver = connection.connection.driver_connection
-        assert isinstance(driver, psycopg.Connection)
         writer.refresh(driver)
+        install(driver)
         return True
 
 

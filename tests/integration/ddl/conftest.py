@@ -13,7 +13,7 @@ from anabranch.store.catalog.registration import add_table, create_database
 from anabranch.store.ddl.changes import changes_of
 from anabranch.store.ddl.difference import TableChange
 from anabranch.store.ddl.enter import Entered, enter
-from anabranch.store.ddl.install import install
+from anabranch.store.ddl.install import installed
 from anabranch.store.ddl.markers import Marker, waiting
 from anabranch.store.session.engine import Session, connect
 from anabranch.testkit.databases import TestDatabases
@@ -75,7 +75,7 @@ def _prepare(url: str) -> None:
     with psycopg.connect(url, autocommit=True) as conn:
         conn.execute("create schema app")
         create_database(conn, NAME, "app", now_ms=NOW_MS)
-        assert install(conn)
+        assert installed(conn)
 
 
 @pytest.fixture

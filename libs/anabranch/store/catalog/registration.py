@@ -42,6 +42,7 @@ from anabranch.store.catalog.policy import PolicyError, database_policy
 from anabranch.store.catalog.refusals import TableRefusal, name_clashes
 from anabranch.store.catalog.schema_rights import is_reserved
 from anabranch.store.catalog.sums import RowSums, scan_sums, sum_to_bytes
+from anabranch.store.ddl.install import install
 from anabranch.store.session.channels import CATALOG_CHANNEL
 from anabranch.store.session.errors import violated
 from anabranch.store.session.own_locks import MAKE_CLAIMS, wait_for_claim
@@ -168,6 +169,7 @@ def create_database(
             conn.execute(_INSERT_DATABASE, (name, schema, epoch, Jsonb(dict(given)), seal_key, now))
             conn.execute(MAKE_CLAIMS)
             writer.welcome(conn, schema)
+            install(conn)
             conn.execute(_NOTIFY_NEW, (CATALOG_CHANNEL, name))
     except psycopg.errors.UniqueViolation as error:
         raise _taken(what, error, name=name, schema=schema) from error
@@ -286,6 +288,7 @@ def enter(
         conn.execute(_INSERT_AUDIENCE_SUMS, {"number": number, "audiences": list(sums.audiences), **of_audiences})
     triggers.install(conn, database.schema_name, table.sql_name, database.id, number)
     writer.admit(conn, database.schema_name, table.sql_name)
+    install(conn)
     if any(table.name in one.tables for one in rules_from_json(rules).memberships):
         # Its changes were not followed while it was not synced.
         try:

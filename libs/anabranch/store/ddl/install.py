@@ -22,6 +22,6 @@ def installed(conn: Connection) -> bool:
 
 
 def install(conn: Connection) -> bool:
-    """Make the event triggers where the session's role may: a superuser, or what a host gives in its place. Whether
-    they are there now. Raises psycopg.Error."""
-    return conn.execute(_INSTALL).fetchone() == (True,)
+    """Make the event triggers that are missing, where the session's role may: a superuser, or what a host gives in its
+    place. Whether all are there now. Raises psycopg.Error."""
+    return installed(conn) or conn.execute(_INSTALL).fetchone() == (True,)

@@ -513,7 +513,7 @@ begin
         execute format('alter event trigger %I enable always', one.name);
     end loop;
     return true;
-exception when insufficient_privilege then
+exception when insufficient_privilege or unique_violation or duplicate_object then
     return false;
 end
 $$;
