@@ -93,7 +93,7 @@ def captured(conn: Session, table: str) -> list[tuple[int, tuple[Cell, ...] | No
     """Type, old and new cells of what is captured of a table."""
     registered = load_database(conn, "d").tables[table]
     found = conn.execute(
-        "select type, old, new from anabranch.captured where table_id = %s order by id", (registered.id,)
+        "select type, old, new from anabranch.captured where table_id = %s and type <> 4 order by id", (registered.id,)
     ).fetchall()
     with conn.transaction():
         old = iter(decode(conn, "app", registered, [row[1] for row in found if row[1] is not None]))

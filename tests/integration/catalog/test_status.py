@@ -215,6 +215,7 @@ def test_changes_of_the_schema_that_wait_and_what_notices_them_are_told(conn: Se
     conn.execute("create table app.job (id text primary key)")
     create_database(conn, "shop", "app")
     add_table(conn, "shop", "job")
+    conn.execute("drop event trigger anabranch_drop")
     before = " ".join(command("status", "--postgres-url", migrated_url).stdout.split())
     assert "schema version 1 waiting" in before
     assert "no event triggers: DDL is noticed late, by looks" in before
