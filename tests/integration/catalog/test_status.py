@@ -106,6 +106,7 @@ def awkward(conn: Session) -> Session:
         conn.execute(f'create table app.{quoted} (id text primary key, "the ""title""" text, n int)'.encode())
         add_table(conn, "d" * 63, name)
     capture_off(conn, "d" * 63, LONG)
+    conn.execute("drop event trigger anabranch_ddl")
     conn.execute('alter table app."a ""quoted"" name" drop column n')
     conn.execute("update anabranch.synced_tables set torn_ms = 1 where name = '[red]markup[/red]'")
     conn.execute('alter table app."naïve 🦆 emoji" enable row level security')
