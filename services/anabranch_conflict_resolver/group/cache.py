@@ -17,7 +17,7 @@ from anabranch.store.catalog.drift import drift, fingerprint, stopped_tables
 from anabranch.store.ddl.images import image_shapes
 from anabranch.store.ddl.install import installed
 from anabranch.store.ddl.markers import is_any_waiting
-from anabranch.store.ddl.notice import notice, signature
+from anabranch.store.ddl.notice import notice
 from anabranch.store.inbox.take import Head, Taken
 from anabranch.store.session.engine import Session
 from anabranch.store.session.plans import plan_for
@@ -100,8 +100,7 @@ class Cache:
     constraint refused. ``outstanding``: the backlog of captured changes, while there is one. ``undertaken``: what the
     group that runs has set out to do, or the last one had. ``careful``: groups are written down before they are tried
     (``undertaking``), since the process began at ``begun_s``. ``altered``: a change of tables by DDL waits;
-    ``watched``: event triggers tell of such changes. Where none do, the tables are looked at for each group: ``seen``
-    is their signature as the group began, ``signature`` the last one of which it is known that nothing differs.
+    ``watched``: event triggers tell of such changes; without, the tables are looked at as a group begins and ends.
     ``markers``: the numbers of those of the change that waits, while what ends before it is drained;
     ``alter_failures``: groups that have failed since one took such a change."""
 
@@ -127,8 +126,6 @@ class Cache:
     begun_s: float = field(default_factory=time.monotonic)
     altered: bool = False
     watched: bool = False
-    signature: str = ""
-    seen: str = ""
     markers: Sequence[int] = ()
     alter_failures: int = 0
 
@@ -163,7 +160,6 @@ class Cache:
         self.synced, self.shape, self.link = synced, shape, link
         self.outstanding, self.markers = Outstanding(), ()
         self.altered = self.all_may_cause = False
-        self.signature = ""
         self.alter_failures = 0
         self.looked_s = time.monotonic()
         self.forget_sums()
@@ -185,14 +181,15 @@ def current(conn: Session, cache: Cache, head: Head) -> SyncedDatabase:
     cache.altered = head.any_marker
     if synced is not None and known and _looked(cache):
         plan_for(conn, synced.database.id, synced.database.ddl_version)
-        if not cache.watched:
-            _notice(conn, cache, synced.database)
+        if not cache.watched and not cache.altered:
+            cache.altered = notice(conn, synced.database)
         return synced
     cache.watched = installed(conn)
     shape = fingerprint(conn, head.name)
     if synced is None or not known or shape != cache.shape or not cache.watched:
         database = synced.database if synced is not None and known else load(conn, cache, head.name)
-        _notice(conn, cache, database)
+        if not cache.altered:
+            cache.altered = notice(conn, database)
         if synced is None or not known or (shape != cache.shape and not cache.altered):
             synced = cache.synced = compile_now(conn, database, altered=cache.altered)
             cache.all_may_cause = False
@@ -204,18 +201,6 @@ def current(conn: Session, cache: Cache, head: Head) -> SyncedDatabase:
     # The changes of a principal that retention has forgotten are noted by no group.
     cache.given.clear()
     return synced
-
-
-def _notice(conn: Session, cache: Cache, database: Database) -> None:
-    """Look for a change of tables that nothing has told of."""
-    if cache.watched:
-        cache.altered = cache.altered or notice(conn, database)
-        return
-    cache.seen = signature(conn, database.id)
-    if cache.seen != cache.signature and not cache.altered:
-        cache.altered = notice(conn, database)
-        if not cache.altered:
-            cache.signature = cache.seen
 
 
 def load(conn: Session, cache: Cache, name: str) -> Database:

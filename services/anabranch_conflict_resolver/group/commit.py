@@ -39,7 +39,7 @@ from anabranch.store.catalog.drift import fingerprint
 from anabranch.store.catalog.out_of_sync import mark_torn
 from anabranch.store.ddl.changes import AlteredMeanwhileError
 from anabranch.store.ddl.markers import waiting
-from anabranch.store.ddl.notice import notice, signature
+from anabranch.store.ddl.notice import notice
 from anabranch.store.group.waves import DatabaseError
 from anabranch.store.inbox import neighbours, take
 from anabranch.store.inbox.claim import allow, claim, give_up
@@ -338,8 +338,7 @@ def _commit(begun: _Begun, cache: Cache) -> Outcome:
         dropped=tried.dropped,
         while_waiting=lambda: _read_ahead(context.synced, cache, later),
     )
-    altered = not cache.watched and signature(conn, database_id) != cache.seen
-    if altered or recorded.between is not Between.NONE:
+    if recorded.between is not Between.NONE or (not cache.watched and notice(conn, context.synced.database)):
         conn.rollback()
         cache.more = False
         cache.given.clear()

@@ -17,7 +17,7 @@ from anabranch.store.capture.rows import UndecodableError, decode
 from anabranch.store.catalog.databases import Database
 from anabranch.store.ddl.shapes import Shape
 from anabranch.store.session.binary import Connection, Cursor, run
-from anabranch.values import Cell
+from anabranch.values import Cell, Table
 from anabranch.values.postgres_binary import int8, int8_array
 
 __all__ = [
@@ -330,11 +330,28 @@ def images(
         table = database.tables_by_id.get(number)
         if table is None or table.name in unreadable:
             continue
-        raws = [raw for _, _, raw in of_table]
-        if older is None or shape is None:
-            rows = decode(conn, database.schema_name, table, raws)
-        else:
-            rows = decode_older(conn, table, shape, raws, older.unknown.get(number, ()))
+        rows = _decoded(conn, database, table, shape, [raw for _, _, raw in of_table], older)
         for (into, place, _), row in zip(of_table, rows, strict=True):
             into[place] = row
     return before, after
+
+
+def _decoded(
+    conn: Connection,
+    database: Database,
+    table: Table,
+    shape: Shape | None,
+    raws: Sequence[bytes],
+    older: OlderImages | None,
+) -> list[Row]:
+    """The rows of images of one table, which had ``shape``, None where that is its present one."""
+    if older is not None and shape is not None:
+        return decode_older(conn, table, shape, raws, older)
+    if older is None or not older.labels_of(table.id):
+        return decode(conn, database.schema_name, table, raws)
+    try:
+        with conn.transaction():
+            return decode(conn, database.schema_name, table, raws)
+    except UndecodableError:
+        # One may have a label that has another name since.
+        return decode_older(conn, table, older.shapes.current[table.id], raws, older)

@@ -8,6 +8,9 @@ table, and here they are as if they had not been given (``unknown``).
 
 Postgres reads the images by a temporary type of the columns that are wanted (``rows``): nobody needs the table for it,
 nor the types of the other columns.
+
+A label that is renamed needs no lock of a table, so that a session may go on for a moment with the label of before. So
+its images are of either shape, have either label, and mean the same row.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from anabranch.store.capture.rows import (
     stand_in,
 )
 from anabranch.store.cells.binary_cells import Row
+from anabranch.store.ddl.following import renamed_labels
 from anabranch.store.ddl.images import ImageShapes
 from anabranch.store.ddl.shapes import ImageColumn, Shape, columns_of
 from anabranch.store.session.binary import Connection
@@ -44,10 +48,24 @@ class OlderImages:
 
     shapes: ImageShapes
     unknown: Mapping[int, Collection[str]] = field(default_factory=dict)
+    _labels: dict[int, Mapping[int, Mapping[str, str]]] = field(default_factory=dict)
 
     def shape_of(self, table_id: int, captured_id: int) -> Shape | None:
         """The shape of the images of a captured change; None where it is the table's present one."""
         return self.shapes.of(table_id, captured_id) if self.era_of(table_id, captured_id) else None
+
+    def labels_of(self, table_id: int) -> Mapping[int, Mapping[str, str]]:
+        """By the number of a column of an enumeration, the labels that have another name since, with that."""
+        if table_id not in self._labels:
+            now = self.shapes.current.get(table_id)
+            found: dict[int, dict[str, str]] = {}
+            for shape in self.shapes.older.get(table_id, ((), ()))[1]:
+                for column in shape.columns:
+                    there = None if now is None else now.by_number.get(column.number)
+                    if there is not None and (labels := renamed_labels(column.deep, there.deep)):
+                        found.setdefault(column.number, {}).update(labels)
+            self._labels[table_id] = found
+        return self._labels[table_id]
 
     def era_of(self, table_id: int, captured_id: int) -> int:
         """A number that the changes of a table have in common whose images are of one shape; 0 for the present one."""
@@ -79,7 +97,7 @@ def key_places(table: Table, shape: Shape) -> tuple[int, ...]:
 
 
 def decode_older(
-    conn: Connection, table: Table, shape: Shape, images: Sequence[bytes], unknown: Collection[str] = ()
+    conn: Connection, table: Table, shape: Shape, images: Sequence[bytes], older: OlderImages
 ) -> list[Row]:
     """The rows of ``images``, which were captured while the table had ``shape``, as rows of the table as it is today.
     Must be called inside a transaction.
@@ -91,7 +109,7 @@ def decode_older(
         return []
     columns = columns_of(shape)
     types = _types(conn, columns)
-    wanted = list(_wanted(table, columns, types, unknown))
+    wanted = list(_wanted(table, columns, types, older.unknown.get(table.id, ())))
     slim = [image.without() if isinstance(image, LargeImage) else image for image in images]
     parts = [_part(table, columns, wanted, types, image) for image in slim]
     read = [one.column for one in wanted]
@@ -104,6 +122,10 @@ def decode_older(
         for one, cell in zip(wanted, cells, strict=True):
             row[one.into] = cell
         rows.append(row)
+    for number, labels in older.labels_of(table.id).items():
+        for place in (one.into for one in wanted if table.columns[one.into].number == number):
+            for row in rows:
+                row[place] = labels.get(row[place], row[place])  # type: ignore[call-overload]
     into = {one.place: one.into for one in wanted}
     for row, image in zip(rows, images, strict=True):
         if isinstance(image, LargeImage):
