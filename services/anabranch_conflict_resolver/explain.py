@@ -101,6 +101,9 @@ class DryRuns:
             raise CallError(errors_pb2.REASON_UNKNOWN_DATABASE, "the database is gone")
         cache = self._caches.setdefault(database_id, Cache(self.seal_key))
         synced = current(conn, cache, head)
+        if cache.altered:
+            text = "a table was altered, and the change waits to enter the log"
+            raise CallError(errors_pb2.REASON_OVERLOADED, text, retry_after_ms="1000")
         oldest = least_id(now_ms - synced.database.policy.retention_days * _DAY_MS)
         received = receive(envelope.payload, envelope.basis, envelope.prev, synced.database.name, oldest)
         batch_id = received.batch_id

@@ -137,6 +137,22 @@ METRICS: tuple[Metric, ...] = (
         ("database", "cause"),
         "Groups rolled back that had nothing but captured changes to drain",
     ),
+    Metric("anabranch_schema_changes", "counter", "1", ("database",), "Changes of tables by DDL that entered the log"),
+    Metric(
+        "anabranch_schema_change_rows",
+        "counter",
+        "1",
+        ("database",),
+        "Rows of altered tables of which the log tells values that no captured change has",
+    ),
+    Metric(
+        "anabranch_schema_change_duration",
+        "histogram",
+        "s",
+        ("database",),
+        "One group commit that takes a change of tables; batches wait meanwhile",
+        SECONDS,
+    ),
     Metric(
         "anabranch_membership_query_failures",
         "counter",

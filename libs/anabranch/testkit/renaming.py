@@ -14,7 +14,11 @@ from anabranch.store.session.engine import Session
 from anabranch.values import Table
 from anabranch.values.identities import called
 
-_SET = "update anabranch.synced_tables set sql_name = nullif(%s, name), columns = %s where id = %s"
+_SET = """
+update anabranch.synced_tables
+set sql_name = nullif(%s, name), columns = %s, shape = anabranch.shape_of(relation::oid) where id = %s
+"""
+_DELETE_MARKERS = "delete from anabranch.captured where database_id = %s and type = 4"
 _BETWEEN = "between {}"
 
 
@@ -55,4 +59,5 @@ def rename(conn: Session, db_name: str, names: Mapping[str, Names]) -> None:
             between = f"{schema}.{quote(_BETWEEN.format(number))}"
             conn.execute(f"alter table {between} rename to {quote(now.sql_name)}".encode())
             conn.execute(_SET, (now.sql_name, Jsonb(columns_to_json(now.columns)), now.id))
+        conn.execute(_DELETE_MARKERS, (database.id,))
         tell(conn, database.id)

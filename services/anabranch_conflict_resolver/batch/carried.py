@@ -6,7 +6,7 @@ A value that can't be cast refuses its batch, and no other.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from anabranch.merge import SERVER_NODE, Accepted, MutationOutcome, Outcome
@@ -25,15 +25,14 @@ _SHOWN = 80
 """Characters of a value that a message shows."""
 
 
-def cast_values(conn: Session, batches: Iterable[Decoded]) -> None:
+def cast_values(conn: Session, batches: Sequence[Decoded]) -> None:
     """Cast the values of retyped columns in these batches, and refuse those of which one can't be. A batch is done
     once.
 
     Raises:
         psycopg.Error: Postgres refused something that is no value's fault.
     """
-    concerned = [decoded for decoded in batches if decoded.uncast]
-    waiting = [(decoded, value) for decoded in concerned for value in decoded.uncast]
+    waiting = [(decoded, value) for decoded in batches for value in decoded.uncast]
     while waiting:
         steps: dict[tuple[str, str, str], list[tuple[Decoded, Uncast]]] = {}
         for decoded, value in waiting:
@@ -41,7 +40,7 @@ def cast_values(conn: Session, batches: Iterable[Decoded]) -> None:
                 at = (value.table, value.former.name, value.ways[0].name)
                 steps.setdefault(at, []).append((decoded, value))
         waiting = [one for of_step in steps.values() for one in _cast(conn, of_step)]
-    for decoded in concerned:
+    for decoded in batches:
         decoded.uncast = []
 
 

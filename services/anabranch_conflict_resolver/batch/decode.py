@@ -131,8 +131,10 @@ class _Shape:
         names = tuple([column.name for column in columns])
         for name in table.key_columns:
             if name not in names:
-                sql_name = table.by_name[name].sql_name
-                raise _Refuse(errors_pb2.REASON_INCOMPLETE_KEY, f"key column {_quoted(sql_name)} is not given")
+                text = f"key column {_quoted(table.by_name[name].sql_name)} is not given"
+                if any(ways and ways[-1].name == name for _, ways in former):
+                    text += ": what is given is of the type that it had before the table's key was changed"
+                raise _Refuse(errors_pb2.REASON_INCOMPLETE_KEY, text)
         if kind is MutationType.DELETE and len(names) != len(table.key_columns):
             raise _Refuse(errors_pb2.REASON_INVALID_COLUMNS, "a delete names columns beside the key's")
         self.former = former

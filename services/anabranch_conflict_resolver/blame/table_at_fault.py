@@ -124,6 +124,8 @@ class _Trials:
             return None
         allow(self.conn, TRIAL_MS)
         synced = current(self.conn, self.cache, head)
+        if self.cache.altered:
+            return None
         if only is not None:
             synced = replace(synced, unreadable=synced.unreadable | (synced.tables.keys() - only))
         position = max(head.clock_ms + self.clock_offset_ms, head.position + 1)

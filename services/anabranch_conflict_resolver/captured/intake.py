@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence, Set
 
 from anabranch.merge import RowState
+from anabranch.store.capture import captured
 from anabranch.store.capture.captured import Captured
 from anabranch.store.group import records as store
 from anabranch.store.group.rows import Row
@@ -43,6 +44,8 @@ from anabranch_conflict_resolver.group.tables import SyncedDatabase
 from anabranch_conflict_resolver.group.versions import changed_versions
 from anabranch_conflict_resolver.group.view import View
 
+_Place = tuple[RowKey, int]
+"""A row, and an era of its table."""
 AT_ONCE = 2_500
 """Changes that are logged at a time where they are not held."""
 NOTHING_CAUSED = 2**63 - 1
@@ -77,15 +80,38 @@ def log_rows(
     return Drained(batches, ids, ids[-1] if ids else 0)
 
 
-def log_pieces(context: Context, origin: Origin, pieces: Iterable[list[Step]]) -> Drained:
-    """Make a batch of one transaction whose changes come in pieces, each with all changes of its rows or in the order
-    in which rows were changed. Only the batch's own row, and sums, are left to record.
+def log_held(context: Context, view: View, drained: Drained) -> None:
+    """Log at once what ``log_rows`` has made of captured changes, and delete these: nothing is held any more. Only the
+    batches' own rows, and sums, are left to record.
+
+    Raises:
+        psycopg.Error: Postgres refused a statement.
+    """
+    conn, synced = context.conn, context.synced
+    begun, changed = changed_versions(synced.tables, view)
+    came = [one for batch in drained.batches for one in batch.came]
+    with together(conn):
+        store.write_log(
+            conn, synced.database.id, context.position, [row for batch in drained.batches for row in batch.log]
+        )
+        store.insert_versions(conn, begun)
+        store.update_versions(conn, changed)
+        if came:
+            parking.free(conn, synced.database.id, decided=(), rows=came)
+        captured.delete(conn, synced.database.id, drained.ids)
+    for batch in drained.batches:
+        batch.let_go()
+
+
+def log_pieces(context: Context, origin: Origin, pieces: Iterable[list[Step]], *, number: int = 0) -> Drained:
+    """Make a batch of one transaction, the position's ``number``, whose changes come in pieces, each with all changes
+    of its rows or in the order in which rows were changed. Only the batch's own row, and sums, are left to record.
 
     Raises:
         psycopg.Error: Postgres refused a statement.
     """
     conn, position = context.conn, context.position
-    batch = ServerBatch(server_batch_id(position, 0), origin, position, heartbeat=lambda: renew(conn))
+    batch = ServerBatch(server_batch_id(position, number), origin, position, heartbeat=lambda: renew(conn))
     remembering = _remembers(context.synced)
     for steps in pieces:
         [ordered] = in_order(context, [steps])
@@ -122,15 +148,16 @@ def _remembers(synced: SyncedDatabase) -> Mapping[str, bool]:
 
 
 def in_order(context: Context, transactions: Sequence[list[Step]]) -> Sequence[list[Step]]:
-    """The steps of each transaction in the order in which they were made, row by row."""
-    doubtful: set[RowKey] = set()
+    """The steps of each transaction in the order in which they were made, row by row. Where a transaction altered the
+    table in between, what it did before stands before what it did after."""
+    doubtful: set[_Place] = set()
     for steps in transactions:
         if len({step.at for step in steps}) < len(steps):
-            links: dict[RowKey, list[Link]] = {}
+            links: dict[_Place, list[Link]] = {}
             for step in steps:
-                links.setdefault(step.at, []).append(step.link)
+                links.setdefault(step.of, []).append(step.link)
             doubtful.update(
-                at for at, of_row in links.items() if len(of_row) > 1 and not (is_chain(of_row) and is_settled(of_row))
+                of for of, of_row in links.items() if len(of_row) > 1 and not (is_chain(of_row) and is_settled(of_row))
             )
     if not doubtful:
         return transactions
@@ -138,37 +165,36 @@ def in_order(context: Context, transactions: Sequence[list[Step]]) -> Sequence[l
     images = _rows_now(context, transactions, doubtful)
     # From the last transaction to the first: the image that one began with is the image that the one before it left.
     for steps, ordered in zip(reversed(transactions), reversed(result), strict=True):
-        places: dict[RowKey, list[int]] = {}
+        places: dict[_Place, list[int]] = {}
         for place, step in enumerate(steps):
-            if step.at in doubtful:
-                places.setdefault(step.at, []).append(place)
-        for at, of_row in places.items():
+            if step.of in doubtful:
+                places.setdefault(step.of, []).append(place)
+        for of, of_row in places.items():
             there = [steps[place] for place in of_row]
-            order = end_to_end([s.link for s in there], [s.depth for s in there], images.get(at, UNKNOWN))
+            order = end_to_end([s.link for s in there], [s.depth for s in there], images.get(of, UNKNOWN))
             made = there if order is None else [there[i] for i in order]
             for place, step in zip(of_row, made, strict=True):
                 ordered[place] = step
-            images[at] = made[0].link[0]
+            images[of] = made[0].link[0]
     return result
 
 
-def _rows_now(context: Context, transactions: Sequence[list[Step]], rows: Set[RowKey]) -> dict[RowKey, Image | Unknown]:
+def _rows_now(context: Context, transactions: Sequence[list[Step]], rows: Set[_Place]) -> dict[_Place, Image | Unknown]:
     """The captured image that equals the row as it stands; none for a row that has changed again since."""
-    images: dict[RowKey, list[tuple[Row | None, Image]]] = {at: [] for at in rows}
+    images: dict[_Place, list[tuple[Row | None, Image]]] = {of: [] for of in rows}
     keys: dict[str, dict[str, tuple[Cell, ...]]] = {}
-    for step in (step for steps in transactions for step in steps if step.at in rows):
-        images[step.at] += [(step.before, step.link[0]), (step.after, step.link[1])]
+    for step in (step for steps in transactions for step in steps if step.of in rows):
+        images[step.of] += [(step.before, step.link[0]), (step.after, step.link[1])]
         row = step.before or step.after
         assert row is not None
         keys.setdefault(step.at[0], {})[step.at[1]] = tuple(row[i] for i in step.table.table.key_index)
-    found: dict[RowKey, Image | Unknown] = {}
-    for name, wanted in keys.items():
-        stand = context.synced.tables[name].sql.read(context.conn, list(wanted.values()))()
-        for key in wanted:
-            row = stand.get(key)
-            for image, raw in images[name, key]:
-                if image == row:
-                    found[name, key] = raw
+    stand = {name: context.synced.tables[name].sql.read(context.conn, list(of.values()))() for name, of in keys.items()}
+    found: dict[_Place, Image | Unknown] = {}
+    for ((name, key), era), of_row in images.items():
+        row = stand[name].get(key)
+        for image, raw in of_row:
+            if image == row:
+                found[(name, key), era] = raw
     return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from anabranch.store.capture.large import Transaction, first_to_end
+from anabranch.store.capture.large import LAST, Transaction, first_to_end
 from anabranch.store.session.engine import Session
 from anabranch_conflict_resolver.captured import limits
 
@@ -16,16 +16,19 @@ MOST_TRANSACTIONS = 100_000
 class Outstanding:
     """The transactions that one scan has found, the next one last. ``taken``: how many of them the group that runs has
     drained; they are gone with its commit (``committed``), and all is forgotten where another session has drained.
-    ``one_by_one``: groups take one transaction each, since one of them can't be drained."""
+    ``one_by_one``: groups take one transaction each, since one of them can't be drained. ``up_to``: those that end
+    behind this captured row are left to wait, for a change of tables has to be taken with them."""
 
     waiting: list[Transaction] = field(default_factory=list)
     taken: int = 0
     one_by_one: bool = False
+    up_to: int = LAST
 
     def scan(self, conn: Session, database_id: int) -> None:
         """Find those that end first."""
-        self.waiting = first_to_end(conn, database_id, MOST_TRANSACTIONS)
-        self.waiting.reverse()
+        found = first_to_end(conn, database_id, MOST_TRANSACTIONS, self.up_to)
+        # One that altered a table, and changed no row, has nothing to drain.
+        self.waiting = [one for one in reversed(found) if one.changes]
         self.taken = 0
 
     def committed(self) -> None:

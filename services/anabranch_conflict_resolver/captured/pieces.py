@@ -26,6 +26,7 @@ from anabranch.store.capture.captured import Captured
 from anabranch.store.capture.growth import growth, row_growth
 from anabranch.store.capture.large import Transaction, key_bytes
 from anabranch.store.capture.large_images import image_size
+from anabranch.store.capture.older_images import key_places
 from anabranch.store.inbox.claim import renew
 from anabranch.store.session.engine import Session
 from anabranch_conflict_resolver.captured.order import Image
@@ -92,10 +93,9 @@ class UntilRekeyed:
 
 def by_row(conn: Session, synced: SyncedDatabase, transaction: Transaction) -> Iterator[list[Step]]:
     """The changes of some rows at a time, all of each of them, in the order of their capture."""
-    keys = {table.table.id: table.table.key_index for table in synced.tables.values()}
     number = synced.database.id
     wanted = max(transaction.changes // BUCKET_ROWS, transaction.size // BUCKET_BYTES)
-    buckets = _Buckets(keys, [array("q") for _ in range(min(wanted, MOST_BUCKETS) + 1)])
+    buckets = _Buckets(_Keys(synced), [array("q") for _ in range(min(wanted, MOST_BUCKETS) + 1)])
     ends = [transaction.first - 1]
     for rows in _read(conn, synced, transaction):
         captured.check_carried(synced.database, rows, synced.unreadable)
@@ -144,12 +144,39 @@ def _grown_apart(synced: SyncedDatabase, rows: list[Captured]) -> Iterator[list[
     yield rows[first:]
 
 
+class _Keys:
+    """The places of the key's columns in images."""
+
+    def __init__(self, synced: SyncedDatabase) -> None:
+        self._tables = synced.database.tables_by_id
+        self._older = synced.older
+        self.known: dict[tuple[int, int], Sequence[int]] = {}
+        """By table and era, the places that were asked for."""
+
+    def of(self, table_id: int, era: int, captured_id: int) -> Sequence[int] | None:
+        """The places in a captured change of an era of a table; None where that is not synced any more.
+
+        Raises:
+            UndecodableError: the table had another key then.
+        """
+        places = self.known.get((table_id, era))
+        if places is None and table_id in self._tables:
+            table = self._tables[table_id]
+            shape = self._older.shape_of(table_id, captured_id) if self._older is not None else None
+            places = table.key_index if shape is None else key_places(table, shape)
+            self.known[table_id, era] = places
+        return places
+
+    def era_of(self, row: Captured) -> int:
+        """The era of its table that a captured change belongs to."""
+        return 0 if self._older is None else self._older.era_of(row.table_id, row.id)
+
+
 @dataclass(slots=True)
 class _Buckets:
-    """``keys``: where the key's columns are in an image, by the table's number. ``ids``: the numbers of the changes in
-    each bucket."""
+    """``keys``: where the key's columns are in an image. ``ids``: the numbers of the changes in each bucket."""
 
-    keys: Mapping[int, Sequence[int]]
+    keys: _Keys
     ids: list[array[int]]
 
     def of(self, place: _Place) -> int:
@@ -158,7 +185,7 @@ class _Buckets:
 
     def places(self, row: Captured) -> list[tuple[_Place, Image, Image]]:
         """The rows that a captured change is about, each with its image before and after."""
-        index = self.keys.get(row.table_id)
+        index = self.keys.of(row.table_id, self.keys.era_of(row), row.id)
         if index is None:
             return []
         old = None if row.old is None else (row.table_id, key_bytes(row.old, index))
@@ -184,7 +211,9 @@ class _Buckets:
         image = step.link[0] or step.link[1]
         assert image is not None
         number = step.table.table.id
-        return number, key_bytes(image, self.keys[number])
+        # Changes of this era were sorted.
+        places = self.keys.known[number, step.era]
+        return number, key_bytes(image, places)
 
     def of_step(self, step: Step) -> int:
         """The bucket of a change."""
@@ -221,14 +250,16 @@ def _of_bucket(conn: Session, database_id: int, buckets: _Buckets, bucket: int) 
         _count(changes, buckets, bucket, rows)
         del rows
         renew(conn)
-    often = {place: _Fold() for place, (count, size) in changes.items() if count > OFTEN or size > BUCKET_BYTES}
+    often: dict[_Place, dict[int, _Fold]] = {
+        place: {} for place, (count, size) in changes.items() if count > OFTEN or size > BUCKET_BYTES
+    }
     del changes
     kept: list[Captured] = []
     for rows in _read_ids(conn, database_id, ids):
         kept += _folded(often, buckets, bucket, rows)
         del rows
         renew(conn)
-    return kept + [row for fold in often.values() for row in fold.folded()]
+    return kept + [row for folds in often.values() for fold in folds.values() for row in fold.folded()]
 
 
 def _count(changes: dict[_Place, tuple[int, int]], buckets: _Buckets, bucket: int, rows: Iterable[Captured]) -> None:
@@ -239,16 +270,18 @@ def _count(changes: dict[_Place, tuple[int, int]], buckets: _Buckets, bucket: in
             changes[place] = (count + 1, size + image_size(old or b"") + image_size(new or b""))
 
 
-def _folded(often: Mapping[_Place, _Fold], buckets: _Buckets, bucket: int, rows: Iterable[Captured]) -> list[Captured]:
-    """The changes of rows that are not in ``often``; those of the others are folded there."""
+def _folded(
+    often: Mapping[_Place, dict[int, _Fold]], buckets: _Buckets, bucket: int, rows: Iterable[Captured]
+) -> list[Captured]:
+    """The changes of rows that are not in ``often``; those of the others are folded there, each era by itself."""
     kept: list[Captured] = []
     for row in rows:
         for place, old, new in buckets.parts(row, bucket):
-            fold = often.get(place)
-            if fold is None:
+            folds = often.get(place)
+            if folds is None:
                 kept.append(row._replace(old=old, new=new))
             else:
-                fold.add(row, old, new)
+                folds.setdefault(buckets.keys.era_of(row), _Fold()).add(row, old, new)
     return kept
 
 

@@ -51,7 +51,8 @@ def schema_batch_id(position: int) -> str:
 @dataclass(frozen=True, slots=True)
 class Step:
     """A change of one row: the row before and after, None where there is none. ``link``: the same as captured;
-    ``depth``: how deep inside other statements it was made; ``rekeyed``: whether it is half of an update of the key."""
+    ``depth``: how deep inside other statements it was made; ``rekeyed``: whether it is half of an update of the key.
+    ``era``: 0 for a change of the table as it is, another number for those of each older shape of it."""
 
     table: SyncedTable
     at: RowKey
@@ -60,6 +61,12 @@ class Step:
     link: Link
     depth: int
     rekeyed: bool = False
+    era: int = 0
+
+    @property
+    def of(self) -> tuple[RowKey, int]:
+        """The row, and the era: a row's images are compared with others of the same era only."""
+        return self.at, self.era
 
 
 def rows_of(steps: Iterable[Step]) -> Iterator[tuple[str, Row | None]]:
@@ -84,6 +91,14 @@ class Origin:
         return f"written by SQL: role {self.role}{application}, transaction {self.xid}"
 
 
+@dataclass(frozen=True, slots=True)
+class SchemaOrigin:
+    """The origin of a schema change: the role that made it, and ``text``, the change in words."""
+
+    role: str
+    text: str
+
+
 class Histories(Protocol):
     """The histories of a view: each row's state as the rules see it, and the rows whose history has changed."""
 
@@ -96,12 +111,12 @@ class Histories(Protocol):
 
 @dataclass(slots=True)
 class ServerBatch:
-    """The records of one transaction. ``sum_changes``, ``audience_changes``, ``changed`` and ``came`` as in
-    ``Records``. ``heartbeat`` is called between the hashes of large rows, so that the session is not idle for as long
-    as they take together."""
+    """The records of one transaction, or of a schema change. ``sum_changes``, ``audience_changes``, ``changed`` and
+    ``came`` as in ``Records``. ``heartbeat`` is called between the hashes of large rows, so that the session is not
+    idle for as long as they take together."""
 
     id: str
-    origin: Origin
+    origin: Origin | SchemaOrigin
     position: int
     log: list[LogRow] = field(default_factory=list)
     hashes: list[bytes] = field(default_factory=list)

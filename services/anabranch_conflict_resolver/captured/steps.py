@@ -25,21 +25,23 @@ def steps_of(conn: Session, synced: SyncedDatabase, rows: Sequence[Captured]) ->
         UndecodableError: a table has drifted; it is ``unreadable`` from now on, and the group is to be tried again.
     """
     made: dict[int, list[Step]] = {row.xid: [] for row in rows}
-    before, after = captured.images(conn, synced.database, rows, synced.unreadable)
+    older = synced.older
+    before, after = captured.images(conn, synced.database, rows, synced.unreadable, older)
     tables = {table.table.id: table for table in synced.tables.values()}
     for row, old, new in zip(rows, before, after, strict=True):
         table = tables.get(row.table_id)
         if table is None or (old is None and new is None):
             continue
         steps = made[row.xid]
+        era = 0 if older is None else older.era_of(row.table_id, row.id)
         at, new_at = _at(table, old), _at(table, new)
         if at is None or new_at is None or at == new_at:
             both = at or new_at
             assert both is not None
-            steps.append(Step(table, both, old, new, (row.old, row.new), row.depth))
+            steps.append(Step(table, both, old, new, (row.old, row.new), row.depth, era=era))
         else:
-            steps.append(Step(table, at, old, None, (row.old, None), row.depth, rekeyed=True))
-            steps.append(Step(table, new_at, None, new, (None, row.new), row.depth, rekeyed=True))
+            steps.append(Step(table, at, old, None, (row.old, None), row.depth, rekeyed=True, era=era))
+            steps.append(Step(table, new_at, None, new, (None, row.new), row.depth, rekeyed=True, era=era))
     return made
 
 

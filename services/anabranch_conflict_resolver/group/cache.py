@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import structlog
 
 from anabranch.store.audiences.principals import Given
 from anabranch.store.audiences.sums import AudienceSums
 from anabranch.store.capture.captured import tables_with_code
-from anabranch.store.catalog.databases import load_database, load_without_key
+from anabranch.store.capture.older_images import OlderImages
+from anabranch.store.catalog.databases import Database, load_database, load_without_key
 from anabranch.store.catalog.drift import drift, fingerprint, stopped_tables
+from anabranch.store.ddl.images import image_shapes
+from anabranch.store.ddl.install import installed
+from anabranch.store.ddl.markers import is_any_waiting
+from anabranch.store.ddl.notice import notice
 from anabranch.store.inbox.take import Head, Taken
 from anabranch.store.session.engine import Session
+from anabranch.store.session.plans import plan_for
 from anabranch_conflict_resolver.batch.decode import Decoded
 from anabranch_conflict_resolver.captured.outstanding import Outstanding
 from anabranch_conflict_resolver.group.records import Sums
@@ -64,12 +70,13 @@ class DrainTrouble:
 class Undertaken:
     """The work that a group sets out to do, kept for the case that it fails. ``batches``: the ids of those that it is
     to decide. ``drains_alone``: it decides none and drains a backlog. ``long``: its one batch has ``alone_ms``.
-    ``marked``: they are written down in the database."""
+    ``marked``: they are written down in the database. ``alters``: it decides none and takes a change of tables."""
 
     batches: Sequence[str] = ()
     drains_alone: bool = False
     long: bool = False
     marked: bool = False
+    alters: bool = False
 
 
 NOTHING = Undertaken()
@@ -92,7 +99,10 @@ class Cache:
     ``optimistic``: the last one caused no changes beside what it wrote. ``expects_bad``: it had batches that a
     constraint refused. ``outstanding``: the backlog of captured changes, while there is one. ``undertaken``: what the
     group that runs has set out to do, or the last one had. ``careful``: groups are written down before they are tried
-    (``undertaking``), since the process began at ``begun_s``."""
+    (``undertaking``), since the process began at ``begun_s``. ``altered``: a change of tables by DDL waits;
+    ``watched``: event triggers tell of such changes; without, the tables are looked at as a group begins and ends.
+    ``markers``: the numbers of those of the change that waits, while what ends before it is drained;
+    ``alter_failures``: groups that have failed since one took such a change."""
 
     seal_key: Callable[[int], bytes] | None = None
     synced: SyncedDatabase | None = None
@@ -114,6 +124,10 @@ class Cache:
     trouble: DrainTrouble = field(default_factory=DrainTrouble)
     careful: bool = False
     begun_s: float = field(default_factory=time.monotonic)
+    altered: bool = False
+    watched: bool = False
+    markers: Sequence[int] = ()
+    alter_failures: int = 0
 
     def is_careful(self) -> bool:
         """Whether groups are written down: for ``CAREFUL_S``, and until no more waits than a group takes."""
@@ -141,6 +155,16 @@ class Cache:
             if len(kept) > _MOST_KEPT:
                 kept.clear()
 
+    def follow(self, synced: SyncedDatabase, shape: str, link: bytes) -> None:
+        """Go on with the database as a change of tables has made it: that is committed, and nothing else is kept."""
+        self.synced, self.shape, self.link = synced, shape, link
+        self.outstanding, self.markers = Outstanding(), ()
+        self.altered = self.all_may_cause = False
+        self.alter_failures = 0
+        self.looked_s = time.monotonic()
+        self.forget_sums()
+        self.read_ahead.clear()
+
     def begin_anew(self) -> None:
         """Have the tables' shape read anew, and read no batch ahead: a batch would be blamed for another one that was
         only read."""
@@ -150,34 +174,57 @@ class Cache:
 
 def current(conn: Session, cache: Cache, head: Head) -> SyncedDatabase:
     """The database as it is now: its schema may have changed since the last group, and so may its tables, by SQL that
-    did not register the change."""
+    nothing told of. Where ``cache.altered`` is true afterwards, a change of tables waits to be taken, and this is the
+    database before it."""
     synced = cache.synced
-    current = synced is not None and synced.database.schema_version == head.schema_version
-    if synced is not None and current and _looked(cache):
+    known = synced is not None and synced.database.schema_version == head.schema_version
+    cache.altered = head.any_marker
+    if synced is not None and known and _looked(cache):
+        plan_for(conn, synced.database.id, synced.database.ddl_version)
+        if not cache.watched and not cache.altered:
+            cache.altered = notice(conn, synced.database)
         return synced
+    cache.watched = installed(conn)
     shape = fingerprint(conn, head.name)
-    if synced is None or not current or shape != cache.shape:
-        sealing = cache.seal_key
-        database = load_database(conn, head.name) if sealing is None else load_without_key(conn, head.name, sealing)
-        differences = drift(conn, database)
-        for one in differences:
-            if not one.stops:
-                text = "a table is synced, but is not what was registered"
-                _log.warning(text, database=database.name, table=one.called, detail=one.text)
-        stopped = stopped_tables(differences)
-        for text in stopped.values():
-            _log.error("a table is not synced", database=database.name, detail=text)
-        synced = cache.synced = compile_database(
-            database, with_code=tables_with_code(conn, database.schema_name), stopped=stopped
-        )
-        cache.all_may_cause = False
-        cache.forget_sums()
-        cache.read_ahead.clear()
+    if synced is None or not known or shape != cache.shape or not cache.watched:
+        database = synced.database if synced is not None and known else load(conn, cache, head.name)
+        if not cache.altered:
+            cache.altered = notice(conn, database)
+        if synced is None or not known or (shape != cache.shape and not cache.altered):
+            synced = cache.synced = compile_now(conn, database, altered=cache.altered)
+            cache.all_may_cause = False
+            cache.forget_sums()
+            cache.read_ahead.clear()
+    plan_for(conn, synced.database.id, synced.database.ddl_version)
     cache.shape = shape
     cache.looked_s = time.monotonic()
     # The changes of a principal that retention has forgotten are noted by no group.
     cache.given.clear()
     return synced
+
+
+def load(conn: Session, cache: Cache, name: str) -> Database:
+    """The database as the catalog has it."""
+    return load_database(conn, name) if cache.seal_key is None else load_without_key(conn, name, cache.seal_key)
+
+
+def compile_now(conn: Session, database: Database, *, altered: bool = False) -> SyncedDatabase:
+    """The database, compiled as its tables are now. One that has drifted without being altered by DDL that can be
+    followed is set aside, and the log says so; while such a change waits (``altered``), nothing is known of drift."""
+    differences = [] if altered else drift(conn, database)
+    if differences and is_any_waiting(conn, database.id):
+        # Altered since the group has looked.
+        differences = []
+    for one in differences:
+        if not one.stops:
+            text = "a table is synced, but is not what was registered"
+            _log.warning(text, database=database.name, table=one.called, detail=one.text)
+    stopped = stopped_tables(differences)
+    for text in stopped.values():
+        _log.error("a table is not synced", database=database.name, detail=text)
+    synced = compile_database(database, with_code=tables_with_code(conn, database.schema_name), stopped=stopped)
+    shapes = image_shapes(conn, database.id)
+    return replace(synced, older=OlderImages(shapes)) if shapes.older else synced
 
 
 def _looked(cache: Cache) -> bool:

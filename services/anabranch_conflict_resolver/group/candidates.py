@@ -44,7 +44,9 @@ def sort_out(context: Context, taken: Sequence[Taken], read: Callable[[Taken], D
     made = Sorted()
     unread = {one.batch_id: _refusal_unread(one) for one in taken}
     known = {one.batch_id: read(one) for one in taken if unread[one.batch_id] is None}
-    cast_values(context.conn, known.values())
+    uncast = [decoded for decoded in known.values() if decoded.uncast]
+    if uncast:
+        cast_values(context.conn, uncast)
     for one in taken:
         until_ms = one.arrived_ms + policy.park_ms
         may_wait = context.now_ms < until_ms

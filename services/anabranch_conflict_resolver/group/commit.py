@@ -4,7 +4,8 @@ One call of ``commit_group`` is one transaction, in these states; an error anywh
 batches where they were:
 
 1. *claimed*: this session is the only one that commits groups of the database. Nothing read before counts: the head,
-   the schema version and the sums are those of now.
+   the schema version and the sums are those of now. Where a table was altered, the group takes no batch: it drains what
+   stands before that change, or takes the change itself (``schema.group``) instead of all that follows here.
 2. *taken*: up to ``most`` batches of the inbox. Where one of them may kill the process, they are written down, and that
    is committed first (``undertaking``). Each is at once one of: already decided (it came twice), refused
    (invalid, too old, or failed too often), waiting for its ``prev``, or a candidate.
@@ -24,6 +25,7 @@ The transaction that decides the batch, or brings the row, that it waits for set
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, replace
 
@@ -35,6 +37,10 @@ from anabranch.runtime.telemetry import span, tracing
 from anabranch.store.capture.captured import UndecodableError
 from anabranch.store.catalog.drift import fingerprint
 from anabranch.store.catalog.out_of_sync import mark_torn
+from anabranch.store.ddl.changes import AlteredMeanwhileError
+from anabranch.store.ddl.markers import waiting
+from anabranch.store.ddl.notice import notice
+from anabranch.store.group.waves import DatabaseError
 from anabranch.store.inbox import neighbours, take
 from anabranch.store.inbox.claim import allow, claim, give_up
 from anabranch.store.inbox.take import Head, Taken
@@ -43,6 +49,7 @@ from anabranch.store.log.seal import EMPTY_CHAIN
 from anabranch.store.session.engine import Session
 from anabranch_conflict_resolver.batch.results import Rejection, Result, Waiting
 from anabranch_conflict_resolver.captured.backlog import drain_backlog
+from anabranch_conflict_resolver.captured.outstanding import Outstanding
 from anabranch_conflict_resolver.functions.child import Asking, Functions
 from anabranch_conflict_resolver.group.attempt import decide_group
 from anabranch_conflict_resolver.group.cache import NOTHING, Cache, Undertaken, current
@@ -54,6 +61,10 @@ from anabranch_conflict_resolver.group.records import Between, Recorded, record
 from anabranch_conflict_resolver.group.rights import learn_principals
 from anabranch_conflict_resolver.group.tables import Kinds, SyncedDatabase
 from anabranch_conflict_resolver.group.undertaking import Chosen, choose, passed_over, put_down, settle, write_down
+from anabranch_conflict_resolver.schema.fault import failed
+from anabranch_conflict_resolver.schema.group import BusyTableError, take_change
+from anabranch_conflict_resolver.schema.told import told
+from anabranch_conflict_resolver.schema.waiting import SchemaWork, look
 
 _log = structlog.get_logger()
 
@@ -69,6 +80,7 @@ class _Begun:
     later: Sequence[Taken]
     owed: Set[str]
     restarts: int
+    work: SchemaWork | None = None
 
     def rolled_back(self, *, drained: int = 0) -> Outcome:
         """The outcome of a group that has to be run again. ``drained``: it is said to have drained so many."""
@@ -100,6 +112,9 @@ def commit_group(
         if isinstance(begun, Outcome):
             give_up(conn)
             return begun
+        if begun.work is not None:
+            with span("schema change"):
+                return _commit_change(begun, begun.work, cache)
         # The group goes on with the trace of its first batch, and is linked with those of the others.
         traces = list(dict.fromkeys(t.traceparent for t in begun.now if t.traceparent)) if tracing() else []
         with span("group", parent=traces[0] if traces else None, links=traces[1:]):
@@ -109,12 +124,19 @@ def commit_group(
             conn.rollback()
         cache.more = False
         cache.given.clear()
+        assert isinstance(begun, _Begun), "captured changes are read by a group that has begun"
+        if _altered_since(begun, cache):
+            return begun.rolled_back(drained=1)
         # Recorded in the database before anything is dropped, so that no reader goes on as if the log had it.
         mark_torn(conn, database_id, error.table, now_ms=now_ms)
         _log.error("captured changes are dropped: the table has to be registered anew", detail=error)
-        assert isinstance(begun, _Begun), "captured changes are read by a group that has begun"
         return begun.rolled_back(drained=1)
-    except BaseException:
+    except (AlteredMeanwhileError, BusyTableError):
+        conn.rollback()
+        cache.begin_anew()
+        cache.given.clear()
+        return Outcome(True, drained=1)
+    except BaseException as error:
         cache.begin_anew()
         cache.given.clear()
         cache.owed = begun.owed if isinstance(begun, _Begun) else frozenset()
@@ -122,6 +144,11 @@ def commit_group(
             conn.rollback()
             if cache.undertaken.marked:
                 put_down(conn, database_id)
+            if isinstance(error, DatabaseError) and isinstance(begun, _Begun) and _altered_since(begun, cache):
+                # What a statement that names the tables as they were is refused for is nobody's fault.
+                return begun.rolled_back(drained=1)
+            if cache.undertaken.alters:
+                failed(conn, cache, database_id, now_ms, error)
         raise
 
 
@@ -150,6 +177,11 @@ def _begin(
     if synced.asks and functions is not None:
         functions.warm()
     taken = claimed.answer()
+    position = max(head.clock_ms + clock_offset_ms, head.position + 1)
+    work = _look_at_change(conn, cache, synced, position)
+    if work is not None:
+        context = Context(conn, synced, position, now_ms, limits.busy_ms)
+        return _Begun(context, head, (), (), cache.owed, limits.restarts, work)
     chosen = choose(taken, most, cache.owed)
     cache.more = len(taken) >= most or len(taken) > len(chosen.now)
     if not taken and not head.any_captured:
@@ -167,11 +199,50 @@ def _begin(
     if cache.trouble.allowed_ms:
         allow(conn, cache.trouble.allowed_ms)
     now = sorted(chosen.now, key=lambda t: t.batch_id)
-    position = max(head.clock_ms + clock_offset_ms, head.position + 1)
     at_hand = [t.batch_id for t in now]
     asking, may_cause = Asking(functions), _may_cause(cache, synced)
-    context = Context(conn, synced, position, now_ms, limits.busy_ms, at_hand, may_cause, asking, cache.given)
+    context = Context(
+        conn,
+        synced,
+        position,
+        now_ms,
+        limits.busy_ms,
+        at_hand,
+        may_cause,
+        asking,
+        cache.given,
+        markers=cache.markers,
+    )
     return _Begun(context, head, now, chosen.later, chosen.owed, limits.restarts)
+
+
+def _look_at_change(conn: Session, cache: Cache, synced: SyncedDatabase, position: int) -> SchemaWork | None:
+    """The change of tables that the group takes; None where none waits, and where captured changes stand before it:
+    then these are outstanding, and no batch comes before them."""
+    markers = waiting(conn, synced.database.id) if cache.altered else []
+    numbers = [marker.id for marker in markers]
+    if list(cache.markers) != numbers:
+        cache.outstanding, cache.markers = Outstanding(), numbers
+    if not markers or cache.outstanding.waiting:
+        return None
+    cache.undertaken = Undertaken(alters=True)
+    work = look(conn, synced.database, markers, position)
+    cache.outstanding.up_to = work.first - 1
+    cache.outstanding.scan(conn, synced.database.id)
+    if not cache.outstanding.waiting:
+        return work
+    cache.undertaken = NOTHING
+    return None
+
+
+def _altered_since(begun: _Begun, cache: Cache) -> bool:
+    """Whether tables were altered since the group began, so that it took them for others than they are. It is rolled
+    back."""
+    conn, database = begun.context.conn, begun.context.synced.database
+    known = begun.work.numbers if begun.work is not None else cache.markers
+    with conn.transaction():
+        found = [marker.id for marker in waiting(conn, database.id)] != list(known)
+        return found or (not cache.watched and notice(conn, database))
 
 
 def _take(
@@ -267,7 +338,7 @@ def _commit(begun: _Begun, cache: Cache) -> Outcome:
         dropped=tried.dropped,
         while_waiting=lambda: _read_ahead(context.synced, cache, later),
     )
-    if recorded.between is not Between.NONE:
+    if recorded.between is not Between.NONE or (not cache.watched and notice(conn, context.synced.database)):
         conn.rollback()
         cache.more = False
         cache.given.clear()
@@ -289,6 +360,26 @@ def _commit(begun: _Begun, cache: Cache) -> Outcome:
     left = cache.more or changes or len(tried.results) + len(tried.dropped) < len(begun.now)
     all_heard = not (left or head.any_parked or recorded.any_parked)
     return Outcome(True, context.position, head.name, len(begun.now), tried.results, changes, all_heard)
+
+
+def _commit_change(begun: _Begun, work: SchemaWork, cache: Cache) -> Outcome:
+    started = time.perf_counter()
+    context, head = begun.context, begun.head
+    conn, database = context.conn, context.synced.database
+    group = take_change(context, cache, head, work)
+    if group.recorded.between is not Between.NONE or (not cache.watched and notice(conn, group.synced.database)):
+        conn.rollback()
+        return begun.rolled_back(drained=1)
+    shape = fingerprint(conn, head.name)
+    if head.owner == OWNER:
+        finish(conn, database.id)
+    faults.reach("before_commit")
+    conn.commit()
+    faults.reach("after_commit")
+    cache.follow(group.synced, shape, group.recorded.link)
+    cache.trouble.passed()
+    told(database.name, group, time.perf_counter() - started)
+    return Outcome(True, context.position, head.name, drained=max(1, group.drained))
 
 
 def _may_have_drifted(results: Sequence[Result]) -> bool:

@@ -24,7 +24,7 @@ class Context:
     batches that were taken. ``may_cause``: changes that may cause others. ``asking`` caches the answers of the
     application's functions, ``missing`` the rights that a role was found to lack to an object (its kind and name).
     ``given``: what membership queries give principals, as far as it is known; more is added. ``dry``: nothing of the
-    group will be committed."""
+    group will be committed. ``markers``: the numbers of markers of altered tables that wait and are left to wait."""
 
     conn: Session
     synced: SyncedDatabase
@@ -37,6 +37,7 @@ class Context:
     given: dict[str, Given] = field(default_factory=dict)
     dry: bool = False
     missing: dict[tuple[str, str], Missing] = field(default_factory=dict)
+    markers: Sequence[int] = ()
 
     @property
     def role(self) -> str:

@@ -55,6 +55,16 @@ Sums = dict[int, tuple[int, int]]
 
 
 @dataclass(slots=True)
+class Counted:
+    """The sums of tables of which the group has read all rows, by number, and those of their audiences: they count, and
+    not what the changes of rows add. ``rows``: how many effects told of those rows."""
+
+    sums: Sums = field(default_factory=dict)
+    audience_sums: AudienceSums = field(default_factory=dict)
+    rows: int = 0
+
+
+@dataclass(slots=True)
 class Records:
     """``sum_changes``: by table, what to add to its sum's count and hash. ``came``: rows that are there now and were
     not. ``server``: the verdicts of batches that were captured; ``logged``: how many changes are in the log already.
@@ -81,11 +91,11 @@ class Records:
 
 
 class Between(Enum):
-    """Changes that were captured while the group ran and that it does not know of."""
+    """Changes that were captured while the group ran and that it does not know of, and markers of altered tables."""
 
     NONE = auto()
     OF_OTHERS = auto()
-    """They have to come first."""
+    """They have to come first; or a table is another one than the group took it for."""
     OWN = auto()
     """The group's own statements have caused them: they belong to a batch."""
 
@@ -103,8 +113,10 @@ def gather(
     tables = synced.tables
     for batch in drained.batches if drained is not None else ():
         records.log += batch.log
-        records.links.append((batch.id, batch.link))
-        records.server.append(batch.record())
+        # A schema change that told no values is in the log as a group alone.
+        if batch.ordinal:
+            records.links.append((batch.id, batch.link))
+            records.server.append(batch.record())
         records.came += batch.came
         records.logged += batch.ordinal - len(batch.log)
         for name, (more, more_hash) in batch.sum_changes.items():
@@ -300,10 +312,12 @@ def record(
     *,
     dropped: Sequence[str],
     while_waiting: Callable[[], None],
+    counted: Counted | None = None,
 ) -> Recorded:
     """Write a group's records. ``known_sums``, ``known_audience_sums``: the sums known so far; those that are read are
     added to them.
-    ``dropped``: batches that had their verdicts before. ``while_waiting`` is called while Postgres works.
+    ``dropped``: batches that had their verdicts before. ``while_waiting`` is called while Postgres works. ``counted``:
+    the group begins with a schema change, and is one even where no row has changed.
 
     Raises:
         psycopg.Error: Postgres refused a statement; no batch is to blame for it.
@@ -312,15 +326,20 @@ def record(
     records = gather(context.synced, context.position, results, drained, progress.rights)
     parked = bool(records.parkings)
     link = head.chain or EMPTY_CHAIN
-    if records.batches or records.server:
+    if records.batches or records.server or counted is not None:
         tables = context.synced.tables
+        counted = counted or Counted()
+        for name in [name for name in records.sum_changes if tables[name].table.id in counted.sums]:
+            del records.sum_changes[name]
+        for name, audience in [at for at in records.audience_changes if tables[at[0]].table.id in counted.sums]:
+            del records.audience_changes[name, audience]
         unknown = {tables[name].table.id for name in records.sum_changes} - known_sums.keys()
         if unknown:
             known_sums.update(take.read_sums(conn, unknown))
-        sums = new_sums(tables, records, known_sums)
-        of_audiences: AudienceSums = {}
+        sums = {**new_sums(tables, records, known_sums), **counted.sums}
+        of_audiences = dict(counted.audience_sums)
         if records.audience_changes:
-            of_audiences = new_audience_sums(conn, tables, records.audience_changes, known_audience_sums)
+            of_audiences |= new_audience_sums(conn, tables, records.audience_changes, known_audience_sums)
         changes = changed_sets(conn, context.synced.database, records.changed)
         parked_before = head.any_parked
         link, between = write(
@@ -342,7 +361,8 @@ def record(
         store.notify_group(conn, database_id, head.position, dropped)
     if records.parkings:
         parking.park(conn, database_id, records.parkings)
-    caused = look_between(conn, database_id, drained).fetchone() and drained is not None
+    _delete_drained(conn, database_id, drained)
+    caused = drained is not None and captured.ask_for_own(conn, database_id, drained.up_to).fetchone()
     return Recorded(link, {}, Between.OWN if caused else Between.NONE, parked)
 
 
@@ -398,7 +418,7 @@ def write(
             parking.park(conn, database_id, records.parkings)
         if any_parked or records.parkings:
             parking.free(conn, database_id, decided=decided, rows=records.came)
-        unknown = look_between(conn, database_id, drained)
+        unknown = look_between(conn, database_id, drained, context.markers)
         while_waiting()
     if not unknown.fetchone():
         return link, Between.NONE
@@ -427,11 +447,14 @@ def _group_row(
     return GroupRow(len(records.links), records.logged + len(records.log), link, serialized)
 
 
-def look_between(conn: Session, database_id: int, drained: Drained | None) -> Cursor:
-    """Delete the drained changes, and ask for captured changes that are not known: where nothing was drained any change
-    counts, since it may be one that stands before the group's; else only those that the group itself has caused."""
-    if drained is None:
-        return captured.ask_for_any(conn, database_id)
-    if drained.ids:
+def look_between(conn: Session, database_id: int, drained: Drained | None, markers: Sequence[int] = ()) -> Cursor:
+    """Delete the drained changes, and ask for what the group may not be committed behind: captured changes that it does
+    not know of (where nothing was drained any counts, since it may be one that stands before the group's; else only
+    those that the group itself has caused), and markers of tables that were altered since, all but ``markers``."""
+    _delete_drained(conn, database_id, drained)
+    return captured.ask_between(conn, database_id, None if drained is None else drained.up_to, markers)
+
+
+def _delete_drained(conn: Session, database_id: int, drained: Drained | None) -> None:
+    if drained is not None and drained.ids:
         captured.delete(conn, database_id, drained.ids)
-    return captured.ask_for_own(conn, database_id, drained.up_to)

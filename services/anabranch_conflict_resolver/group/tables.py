@@ -9,6 +9,7 @@ from types import MappingProxyType
 from anabranch.merge import MutationType, function_of
 from anabranch.store.audiences.row_audiences import RowAudiences
 from anabranch.store.capture.growth import Growing, growing_columns
+from anabranch.store.capture.older_images import OlderImages
 from anabranch.store.catalog.databases import Database
 from anabranch.store.catalog.relation import ForeignKey
 from anabranch.store.group.rows import TableSql
@@ -50,6 +51,8 @@ class SyncedDatabase:
     """By restricted table, the audiences of its rows."""
     unreadable: set[str] = field(default_factory=set)
     """Tables that have drifted so far from their registration that their captured changes can't be read."""
+    older: OlderImages | None = None
+    """Reads captured changes that are older than their tables are, in the group that takes a schema change."""
 
 
 _QUIET: Mapping[str, frozenset[MutationType]] = MappingProxyType({})

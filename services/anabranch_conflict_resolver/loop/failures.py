@@ -26,6 +26,7 @@ from anabranch.store.session.errors import Fault, read_error
 from anabranch_conflict_resolver.blame.evidence import (
     CONTROLS,
     FAILURES_AT_MOST,
+    LOCK_NOT_AVAILABLE,
     NO_SUCH_STATEMENT,
     REST_GROWS,
     REST_MS,
@@ -68,11 +69,20 @@ class Failures:
         metrics.count("anabranch_group_retries", database=name, cause=cause)
         out_of_time = cause == _OUT_OF_TIME
         found: Suspicion | None = suspicion(fault, tried_long=undertaken.long)
-        if of_captured(fault) and trouble.beside and (undertaken.drains_alone or not trouble.innocent):
+        if (
+            not undertaken.alters
+            and of_captured(fault)
+            and trouble.beside
+            and (undertaken.drains_alone or not trouble.innocent)
+        ):
             # The cause shows when the captured changes are drained without any batch.
             trouble.failed(alone=undertaken.drains_alone, out_of_time=out_of_time)
             found = None
-        if undertaken.drains_alone:
+        if undertaken.alters:
+            # It has no batches, and looks for the table at fault by itself.
+            pace.held_up()
+            found = None
+        elif undertaken.drains_alone:
             pace.held_up()
             metrics.count("anabranch_drain_failures", database=name, cause=cause)
             if trouble.failures >= FAILURES_AT_MOST:
@@ -93,7 +103,8 @@ class Failures:
             text = "group rolled back by a fault of the program"
             _log.error(text, database=name, batches=batches, detail=error, exc_info=where)
             return
-        say = _log.debug if number in self.known.refused_since else _log.warning
+        quiet = number in self.known.refused_since or (batches == 0 and fault.sqlstate == LOCK_NOT_AVAILABLE)
+        say = _log.debug if quiet else _log.warning
         say(
             "group rolled back",
             database=name,

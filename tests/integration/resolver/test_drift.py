@@ -1,4 +1,5 @@
-"""Tables that were changed behind our back: their batches are refused by name, those of other tables go on."""
+"""Tables that were changed so that they can't be synced as they are: their batches are refused by name, those of other
+tables go on, and so do they where they are mended."""
 
 from __future__ import annotations
 
@@ -6,8 +7,8 @@ from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
+from tests.integration.resolver.altering import change, watched
 
-from anabranch.store.group.waves import DatabaseError
 from anabranch.testkit.resolver_rig import ResolverRig
 from anabranch_conflict_resolver.group import cache
 
@@ -15,73 +16,59 @@ TABLES = """
 create table t (id text primary key, n int, a text);
 create table u (id text primary key, n int);
 """
-
+ANEW = "drop table app.t; create table app.t (id text primary key, n int, a text)"
 CHANGES = {
-    "renamed column": ("alter table app.t rename column n to m", 'column "n" is called "m" now'),
-    "dropped column": ("alter table app.t drop column n", 'column "n" is gone'),
-    "retyped column": ("alter table app.t alter column n type text", 'column "n" was integer and is text'),
-    "renamed table": ("alter table app.t rename to v", "the table is gone"),
-    "dropped table": ("drop table app.t", "the table is gone"),
-    "made anew": ("drop table app.t; create table app.t (id text primary key, n int, a text)", "is gone"),
-    "another key": ("alter table app.t drop constraint t_pkey, add primary key (a)", "the key was id and is a"),
-    "column made anew": ("alter table app.t drop column n, add column n int", "a column was dropped and made anew"),
+    "no key": "alter table app.t drop constraint t_pkey",
+    "a key that is no key here": "alter table app.t alter column id type float8 using id::float8",
+    "made anew": ANEW,
 }
 
 
-@pytest.mark.parametrize(("change", "told"), CHANGES.values(), ids=CHANGES.keys())
-def test_batches_of_a_changed_table_are_refused_and_others_go_on(
-    make_rig: Any, monkeypatch: pytest.MonkeyPatch, change: str, told: str
-) -> None:
-    rig: ResolverRig = make_rig(TABLES, {"t": None, "u": None})
+@pytest.fixture(params=["watched", "unwatched"])
+def rig(request: pytest.FixtureRequest, make_rig: Any) -> ResolverRig:
+    made: ResolverRig = (watched(make_rig) if request.param == "watched" else make_rig)(TABLES, {"t": None, "u": None})
+    return made
+
+
+def committed(rig: ResolverRig) -> None:
+    """Groups, without the rig's own look at the tables, which may not be there."""
+    assert rig.commit is not None
+    for _ in range(20):
+        if not rig.commit(rig.database.id, 1_000, 0):
+            return
+    raise AssertionError("the resolver goes round and round")
+
+
+@pytest.mark.parametrize("statement", CHANGES.values(), ids=CHANGES.keys())
+def test_batches_of_a_table_that_cannot_go_on_are_refused_and_others_go_on(rig: ResolverRig, statement: str) -> None:
     a = rig.node("a")
     a.insert("t", {"id": "1", "n": 1, "a": "x"})
     rig.drain()
-    rig.sql(change)
+    rig.sql(statement)
     insert = a.insert("t", {"id": "2", "n": 2, "a": "y"})
     other = a.insert("u", {"id": "1", "n": 1})
     update = a.update("t", {"id": "1", "n": 3})
-    monkeypatch.setattr(cache, "_LOOK_S", 0.0)
     committed(rig)
     assert rig.outcome(other) == ["APPLIED"]
-    assert rig.outcome(insert) == rig.outcome(update) == "TABLE_CHANGED"
+    assert [rig.outcome(insert), rig.outcome(update)] in (["TABLE_CHANGED"] * 2, ["UNKNOWN_TABLE"] * 2)
     verdict = rig.verdict(insert)
     assert verdict is not None
-    assert told in verdict.message
+    assert '"t"' in verdict.message
 
 
-@pytest.mark.parametrize("write", ["insert", "update"])
-def test_a_change_that_no_look_has_found_yet_is_found_when_a_write_fails(
-    make_rig: Any, monkeypatch: pytest.MonkeyPatch, write: str
-) -> None:
-    monkeypatch.setattr(cache, "_LOOK_S", 3_600.0)
-    rig: ResolverRig = make_rig(TABLES, {"t": None, "u": None})
+def test_a_table_that_is_mended_is_pulled_and_synced_again(rig: ResolverRig) -> None:
     a = rig.node("a")
     a.insert("t", {"id": "1", "n": 1, "a": "x"})
     rig.drain()
-    rig.sql("alter table app.t rename column n to m")
-    refused = getattr(a, write)("t", {"id": "1" if write == "update" else "2", "n": 2})
-    if write == "update":
-        # The row's lock names the column: the group fails, and has the tables looked at.
-        with pytest.raises(DatabaseError):
-            committed(rig)
-    else:
-        committed(rig)
-        assert rig.verdict(refused) is None
+    rig.sql("alter table app.t drop constraint t_pkey")
+    refused = a.insert("t", {"id": "2", "n": 1})
     committed(rig)
-    assert rig.outcome(refused) == "TABLE_CHANGED"
-
-
-def test_a_table_that_is_changed_back_is_synced_again(make_rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "_LOOK_S", 0.0)
-    rig: ResolverRig = make_rig(TABLES, {"t": None})
-    a = rig.node("a")
-    rig.sql("alter table app.t rename column n to m")
-    refused = a.insert("t", {"id": "1", "n": 1})
+    rig.sql("alter table app.t add primary key (id)")
     committed(rig)
-    rig.sql("alter table app.t rename column m to n; alter table app.t add column more int default 5")
-    applied = a.insert("t", {"id": "2", "n": 2})
+    applied = a.insert("t", {"id": "3", "n": 2})
     rig.drain()
     assert [rig.outcome(refused), rig.outcome(applied)] == ["TABLE_CHANGED", ["APPLIED"]]
+    assert list(change(rig).pulled) == ["t"]
 
 
 def test_triggers_that_rest_unasked_are_told_of_and_the_table_goes_on(
@@ -101,9 +88,3 @@ def test_triggers_that_rest_unasked_are_told_of_and_the_table_goes_on(
     [told] = [entry for entry in logs if entry.get("table") == "t"]
     assert told["log_level"] == "warning"
     assert "direct writes are not captured" in told["detail"]
-
-
-def committed(rig: ResolverRig) -> None:
-    """One group, without the rig's own look at the tables, which may not be there."""
-    assert rig.commit is not None
-    rig.commit(rig.database.id, 1_000, 0)

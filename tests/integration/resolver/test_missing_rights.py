@@ -38,7 +38,7 @@ def said(rig: ResolverRig) -> str:
     """Words about the rights that a batch's trigger lacks."""
     node = rig.node(f"n{rig.head}")
     bad = node.insert("todo", {"id": f"{rig.head}"})
-    rig.group()
+    rig.drain()
     assert rig.outcome(bad) == "FORBIDDEN"
     verdict = rig.verdict(bad)
     assert verdict is not None

@@ -228,6 +228,11 @@ class TestTypes:
         assert [(f.column.name, f.successor) for f in change.dropped] == ([] if same else [("x", "x~2")])
         assert change.recount is not same
 
+    def test_a_type_that_nobody_saw_given_may_have_come_with_other_values(self) -> None:
+        start = Shape((ID, column(2, "x", INTEGER)), (1,))
+        assert changed(ID, column(2, "x", BIGINT), start=start, rewritten=2, placed=7).rewritten == {"x"}
+        assert changed(ID, column(2, "x", INTEGER), start=start, rewritten=2, placed=7).rewritten == set()
+
     @pytest.mark.parametrize(
         ("was", "now", "sent"), [((-1), 20, True), (20, 10, True), (10, 20, False), (10, -1, False)]
     )

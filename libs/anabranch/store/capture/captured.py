@@ -1,7 +1,8 @@
 """Captured changes as a resolver handles them: it reads the waiting ones, takes those that its own statements caused,
 and deletes those that it has drained. ``store.capture.triggers`` describes how they are captured, and their content.
 
-``id`` grows with the order of capture. The reader holds the database's claim: no other session deletes there.
+``id`` grows with the order of capture. The reader holds the database's claim: no other session deletes there. Markers
+(``ddl.markers``) stand among the changes and are none: nothing here reads or takes one.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ from typing import NamedTuple
 
 from anabranch.merge import MutationType
 from anabranch.store.capture.large_images import CARRIED_BYTES, LARGE_BYTES, image_size
+from anabranch.store.capture.older_images import OlderImages, decode_older
 from anabranch.store.capture.rows import UndecodableError, decode
 from anabranch.store.catalog.databases import Database
+from anabranch.store.ddl.shapes import Shape
 from anabranch.store.session.binary import Connection, Cursor, run
-from anabranch.values import Cell
+from anabranch.values import Cell, Table
 from anabranch.values.postgres_binary import int8, int8_array
 
 __all__ = [
@@ -22,7 +25,7 @@ __all__ = [
     "MOST_BYTES",
     "Captured",
     "UndecodableError",
-    "ask_for_any",
+    "ask_between",
     "ask_for_own",
     "captured_of",
     "count",
@@ -54,6 +57,8 @@ class Captured(NamedTuple):
 
 MOST_BYTES = 16 * 2**20
 """The bytes of images that are read at once; one more change is read, which may be larger."""
+CHANGE = "type <> 4"
+"""SQL: a captured row is a change, and no marker."""
 COLUMNS = "id, xid::text::int8, table_id, old, new, depth::int8, role, application"
 SLIM_COLUMNS = f"""id, xid::text::int8, table_id,
        case when octet_length(old) <= {LARGE_BYTES} then old end,
@@ -69,7 +74,7 @@ def as_many_as_fit(where: str, most: str, most_bytes: str, columns: str = COLUMN
 select {columns} from (
     select c.*, sum(coalesce(octet_length(old), 0) + coalesce(octet_length(new), 0))
                     over (order by id rows between unbounded preceding and 1 preceding) as before
-    from (select * from anabranch.captured where {where} order by id limit {most}) c
+    from (select * from anabranch.captured where {where} and {CHANGE} order by id limit {most}) c
 ) s where coalesce(before, 0) <= {most_bytes} order by id
 """.encode()
 
@@ -93,7 +98,7 @@ TAKE_OWN = f"""
 with found as materialized (
     select id as number, coalesce(octet_length(old), 0) + coalesce(octet_length(new), 0) as bytes
     from anabranch.captured
-    where database_id = $1::int8::int and id > $2::int8 and xid = pg_current_xact_id_if_assigned()
+    where database_id = $1::int8::int and id > $2::int8 and xid = pg_current_xact_id_if_assigned() and {CHANGE}
     order by id limit $3::int8 + 1
 ),
 few as materialized (select count(*) <= $3::int8 and coalesce(sum(bytes), 0) <= $4::int8 as few from found),
@@ -105,14 +110,29 @@ taken as (
 select few.few, {COLUMNS} from few left join taken on true order by id
 """.encode()
 
-ANY_OWN = b"""
-select true from anabranch.captured
-where database_id = $1::int8::int and id > $2::int8 and xid = pg_current_xact_id_if_assigned() limit 1
-"""
+# A marker of another transaction shows that a table was altered since the group began; ``known`` are those that it knew
+# then. One of this transaction is that of a table that code of the application has made.
+_UNKNOWN_MARKER = """(
+    select true from anabranch.captured marker
+    where marker.database_id = $1::int8::int and marker.type = 4 and marker.id <> all ({known})
+      and marker.xid is distinct from pg_current_xact_id_if_assigned() limit 1
+)"""
+_OWN = f"""(
+    select true from anabranch.captured
+    where database_id = $1::int8::int and id > $2::int8 and xid = pg_current_xact_id_if_assigned() and {CHANGE} limit 1
+)"""
 
-ANY = b"""
-select true from anabranch.captured where database_id = $1::int8::int limit 1
-"""
+ANY_OWN = f"select true where {_OWN} is not null".encode()
+
+ANY_OWN_OR_MARKER = f"""
+select true where {_OWN} is not null or {_UNKNOWN_MARKER.format(known="$3::int8[]")} is not null
+""".encode()
+
+ANY_OR_MARKER = f"""
+select true
+where (select true from anabranch.captured where database_id = $1::int8::int and {CHANGE} limit 1) is not null
+   or {_UNKNOWN_MARKER.format(known="$2::int8[]")} is not null
+""".encode()
 
 DATABASES = """
 select d.id from anabranch.databases d
@@ -232,9 +252,12 @@ def ask_for_own(conn: Connection, database_id: int, after: int) -> Cursor:
     return run(conn, ANY_OWN, [int8(database_id), int8(after)])
 
 
-def ask_for_any(conn: Connection, database_id: int) -> Cursor:
-    """Ask for any change; the answer is a row, or none."""
-    return run(conn, ANY, [int8(database_id)])
+def ask_between(conn: Connection, database_id: int, after: int | None, markers: Sequence[int] = ()) -> Cursor:
+    """Ask for what a group may not be committed behind: a change that its own statements have caused, behind the number
+    ``after`` (None: any change at all), or a marker but ``markers``; the answer is a row, or none."""
+    if after is None:
+        return run(conn, ANY_OR_MARKER, [int8(database_id), int8_array(markers)])
+    return run(conn, ANY_OWN_OR_MARKER, [int8(database_id), int8(after), int8_array(markers)])
 
 
 def databases(conn: Connection) -> list[int]:
@@ -271,34 +294,64 @@ def check_carried(database: Database, changes: Sequence[Captured], unreadable: C
         if change.old is None and change.new is None:
             table = database.tables_by_id.get(change.table_id)
             if table is not None and table.name not in unreadable:
-                raise UndecodableError(table.name, f"a row has more than {CARRIED_BYTES // 2**20} MiB")
+                raise UndecodableError(table, f"a row has more than {CARRIED_BYTES // 2**20} MiB")
 
 
 def images(
-    conn: Connection, database: Database, changes: Sequence[Captured], unreadable: Collection[str] = ()
+    conn: Connection,
+    database: Database,
+    changes: Sequence[Captured],
+    unreadable: Collection[str] = (),
+    older: OlderImages | None = None,
 ) -> tuple[list[Row | None], list[Row | None]]:
     """The rows before and after each change, as cells in the order of their tables' columns; None where there is none,
-    and for changes of tables that are not synced any more or ``unreadable``.
+    and for changes of tables that are not synced any more or ``unreadable``. ``older`` reads those that are older than
+    their tables are.
 
     Raises:
         UndecodableError: a table is no longer what it was when it was registered; the transaction may have failed.
     """
     before: list[Row | None] = [None] * len(changes)
     after: list[Row | None] = [None] * len(changes)
-    wanted: dict[int, list[tuple[list[Row | None], int, bytes]]] = {}
+    shapes: dict[tuple[int, int], Shape | None] = {}
+    wanted: dict[tuple[int, int], list[tuple[list[Row | None], int, bytes]]] = {}
     for place, change in enumerate(changes):
         if change.old is None and change.new is None:
             check_carried(database, [change], unreadable)
-        of_table = wanted.setdefault(change.table_id, [])
+        shape = None if older is None else older.shape_of(change.table_id, change.id)
+        shapes[change.table_id, id(shape)] = shape
+        of_table = wanted.setdefault((change.table_id, id(shape)), [])
         if change.old is not None:
             of_table.append((before, place, change.old))
         if change.new is not None:
             of_table.append((after, place, change.new))
-    for number, of_table in wanted.items():
+    for (number, named), of_table in wanted.items():
+        shape = shapes[number, named]
         table = database.tables_by_id.get(number)
         if table is None or table.name in unreadable:
             continue
-        rows = decode(conn, database.schema_name, table, [raw for _, _, raw in of_table])
+        rows = _decoded(conn, database, table, shape, [raw for _, _, raw in of_table], older)
         for (into, place, _), row in zip(of_table, rows, strict=True):
             into[place] = row
     return before, after
+
+
+def _decoded(
+    conn: Connection,
+    database: Database,
+    table: Table,
+    shape: Shape | None,
+    raws: Sequence[bytes],
+    older: OlderImages | None,
+) -> list[Row]:
+    """The rows of images of one table, which had ``shape``, None where that is its present one."""
+    if older is not None and shape is not None:
+        return decode_older(conn, table, shape, raws, older)
+    if older is None or not older.labels_of(table.id):
+        return decode(conn, database.schema_name, table, raws)
+    try:
+        with conn.transaction():
+            return decode(conn, database.schema_name, table, raws)
+    except UndecodableError:
+        # One may have a label that has another name since.
+        return decode_older(conn, table, older.shapes.current[table.id], raws, older)

@@ -11,10 +11,18 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from anabranch.store.capture.captured import COLUMNS, MOST_BYTES, SLIM_COLUMNS, Captured, as_many_as_fit, captured_of
+from anabranch.store.capture.captured import (
+    CHANGE,
+    COLUMNS,
+    MOST_BYTES,
+    SLIM_COLUMNS,
+    Captured,
+    as_many_as_fit,
+    captured_of,
+)
 from anabranch.store.capture.large_images import CARRIED_BYTES, read_image
 from anabranch.store.inbox.claim import longer
 from anabranch.store.session.binary import Connection, Cursor, run
@@ -27,25 +35,37 @@ _INTEGERS = frozenset({20, 21, 23})
 _INTEGER_BYTES = 8
 _field_of = struct.Struct(">Ii").unpack_from
 
-_EXTENT = """xid::text::int8, count(*), min(id), max(id),
-       sum(coalesce(octet_length(old), 0) + coalesce(octet_length(new), 0))::int8, max(depth)::int8,
-       min(type)::int8, max(type)::int8,
+# A transaction of markers alone has no changes.
+_EXTENT = f"""xid::text::int8, count(*) filter (where {CHANGE}), min(id), max(id),
+       coalesce(sum(coalesce(octet_length(old), 0) + coalesce(octet_length(new), 0)) filter (where {CHANGE}), 0)::int8,
+       max(depth)::int8, coalesce(min(type) filter (where {CHANGE}), 0)::int8,
+       coalesce(max(type) filter (where {CHANGE}), 0)::int8,
        coalesce(bit_or(1::int8 << table_id % 63) filter (where type = 2), 0) &
        coalesce(bit_or(1::int8 << table_id % 63) filter (where type = 3), 0)"""
 
 FIRST_TO_END = f"""
 select {_EXTENT} from anabranch.captured
-where database_id = $1::int8::int group by xid order by max(id) limit $2::int8
+where database_id = $1::int8::int group by xid having max(id) <= $3::int8 order by max(id) limit $2::int8
 """.encode()
+
+# ``$2`` and ``$3``: tables, each with the number before which its changes count; ``$4``: those of which all count.
+CONCERNED = b"""
+select min(last), max(last) from (
+    select max(c.id) as last, bool_or(c.type = 4 or c.table_id = any($4::int8[]) or c.id < m.marker) as concerned
+    from anabranch.captured c left join unnest($2::int8[], $3::int8[]) m (table_id, marker) on m.table_id = c.table_id
+    where c.database_id = $1::int8::int group by c.xid
+) t where concerned
+"""
 
 OWN = f"""
 select {_EXTENT} from anabranch.captured
-where database_id = $1::int8::int and id > $2::int8 and xid = pg_current_xact_id_if_assigned() group by xid
+where database_id = $1::int8::int and id > $2::int8 and xid = pg_current_xact_id_if_assigned() and {CHANGE} group by xid
 """.encode()
 
 READ_WHOLE = f"""
 select {COLUMNS} from anabranch.captured
 where database_id = $1::int8::int and id between $2::int8 and $3::int8 and xid = any($4::int8[]::text[]::xid8[])
+  and {CHANGE}
 order by id
 """.encode()
 
@@ -58,18 +78,18 @@ READ_OF = as_many_as_fit(
 
 READ_IDS = as_many_as_fit("database_id = $1::int8::int and id = any($2::int8[])", "$3::int8", "$4::int8", SLIM_COLUMNS)
 
-FIRST_OF = b"""
+FIRST_OF = f"""
 select id, xid::text::int8, table_id, null::bytea, null::bytea, depth::int8, role, application
 from anabranch.captured
-where database_id = $1::int8::int and id >= $2::int8 and id <= $3::int8 and xid = $4::int8::text::xid8
+where database_id = $1::int8::int and id >= $2::int8 and id <= $3::int8 and xid = $4::int8::text::xid8 and {CHANGE}
 order by id limit 1
-"""
+""".encode()
 
-TABLES_OF = b"""
+TABLES_OF = f"""
 select distinct table_id::int8 from anabranch.captured
-where database_id = $1::int8::int and id between $2::int8 and $3::int8 and xid = $4::int8::text::xid8
+where database_id = $1::int8::int and id between $2::int8 and $3::int8 and xid = $4::int8::text::xid8 and {CHANGE}
 order by 1
-"""
+""".encode()
 
 DELETE_OF = b"""
 delete from anabranch.captured
@@ -78,10 +98,11 @@ where database_id = $1::int8::int and id > $2::int8 and id <= $3::int8 and xid =
 
 
 class Transaction(NamedTuple):
-    """A transaction whose changes wait. ``first`` and ``last``: the least and the greatest number among them; ``size``:
-    the bytes of their images; ``depth``: how deep inside other statements the deepest was made; ``least`` and
-    ``greatest``: 1 insert, 2 update, 3 delete; ``both``: not 0 where a table had updates and deletes, and seldom also
-    where one table had updates and another one deletes."""
+    """A transaction whose changes wait. ``changes``: how many; ``first`` and ``last``: the least and the greatest
+    number among them, and among the markers of tables that it altered; ``size``: the bytes of their images; ``depth``:
+    how deep inside other statements the deepest was made; ``least`` and ``greatest``: 1 insert, 2 update, 3 delete;
+    ``both``: not 0 where a table had updates and deletes, and seldom also where one table had updates and another one
+    deletes."""
 
     xid: int
     changes: int
@@ -108,9 +129,28 @@ class Transaction(NamedTuple):
         return self.once or (self.depth <= 1 and not self.both)
 
 
-def first_to_end(conn: Connection, database_id: int, most: int) -> list[Transaction]:
-    """The ``most`` transactions whose last changes were captured first, in this order; fewer where fewer wait."""
-    return _scan(conn, FIRST_TO_END, [int8(database_id), int8(most)])
+LAST = 2**63 - 1
+"""A number behind all that are captured."""
+
+
+def first_to_end(conn: Connection, database_id: int, most: int, up_to: int = LAST) -> list[Transaction]:
+    """The ``most`` transactions whose last changes were captured first, in this order, none of them behind the number
+    ``up_to``; fewer where fewer wait."""
+    return _scan(conn, FIRST_TO_END, [int8(database_id), int8(most), int8(up_to)])
+
+
+def concerned(
+    conn: Connection, database_id: int, before: Mapping[int, int], whole: Collection[int] = ()
+) -> tuple[int, int] | None:
+    """The transactions that a change of tables concerns, since they made it, or captured changes before it; also those
+    that changed tables which are ``whole`` read for it. Gives the ends (the numbers of their last captured rows) of
+    those of them that end first and last; None where none waits. ``before``: by table, the number before which its
+    changes are concerned."""
+    tables = sorted(before)
+    parameters = [int8_array(tables), int8_array([before[one] for one in tables]), int8_array(sorted(whole))]
+    with longer(conn, SCAN_MS):
+        [(first, last)] = run(conn, CONCERNED, [int8(database_id), *parameters]).fetchall()
+    return None if first is None else (first, last)
 
 
 def own(conn: Connection, database_id: int, after: int) -> Transaction | None:

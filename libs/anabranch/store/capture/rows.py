@@ -5,10 +5,11 @@ of its type, 32 bit length (-1 is NULL) and bytes. Only Postgres can read every 
 as one array of the table's row type, and come out as the columns that any other reader selects: cells are exactly those
 of ``rows.TableSql.read``.
 
-An image may be older than the table is today. Its first columns are those of the registration, in their order: columns
-that were added since stand behind them, and a table that lost one of its own, or holds another type in it, has drifted
-(``drift``). Further columns are cut off or filled up with NULLs; oids that have changed while the type is carried alike
-(``integer`` to ``bigint``, a length taken away, a restored dump) are corrected.
+An image may be older than the table is today, by DDL that was not noticed yet (that which was noticed: see
+``older_images``). Its first columns are those of the registration, in their order: columns that were added since stand
+behind them, and a table that lost one of its own, or holds another type in it, has drifted (``drift``). Further columns
+are cut off or filled up with NULLs; oids that have changed while the type is carried alike (``integer`` to ``bigint``,
+a length taken away, a restored dump) are corrected.
 
 Columns whose types have no binary form stand in the images as text, with the oid of text. No array of the table's row
 type can hold those: a temporary type that is made like it, with text in their place, is read instead.
@@ -21,7 +22,7 @@ without the table.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -77,14 +78,14 @@ _field = struct.Struct(">Ii").pack
 
 
 class UndecodableError(ServerError, ValueError):
-    """Images of ``table`` can't be read as rows of it: it has drifted. ``sqlstate`` is that of Postgres's error, ""
-    where Postgres was not asked."""
+    """Images of a table can't be read as rows of it: it has drifted. ``table`` is its identity; ``sqlstate`` is that of
+    Postgres's error, "" where Postgres was not asked."""
 
     REASON = "TABLE_CHANGED"
 
-    def __init__(self, table: str, why: str, sqlstate: str = "") -> None:
-        super().__init__(f'rows captured of table "{table}" can\'t be read: {why}')
-        self.table = table
+    def __init__(self, table: Table, why: str, sqlstate: str = "") -> None:
+        super().__init__(f'rows captured of table "{table.sql_name}" can\'t be read: {why}')
+        self.table = table.name
         self.sqlstate = sqlstate
 
 
@@ -118,38 +119,57 @@ def decode(conn: Connection, schema_name: str, table: Table, images: Sequence[by
         slim = [image.without() if isinstance(image, LargeImage) else image for image in images]
         rows = _decode(conn, schema_name, table, shape, slim)
         for place, image in large.items():
-            _put_back(table, rows[place], image)
+            # Columns that were added since the registration stand behind its own.
+            put_back(table, rows[place], image, {place: place for place in range(len(table.columns))})
         return rows
     return _decode(conn, schema_name, table, shape, images)
 
 
-def _put_back(table: Table, row: Row, image: LargeImage) -> None:
+def put_back(table: Table, row: Row, image: LargeImage, into: Mapping[int, int]) -> None:
+    """Put the long values of an image into its row. ``into``: by the place of a column in the image, its place in the
+    row; the other columns are left out.
+
+    Raises:
+        UndecodableError: a column of the table is of another type than the image's.
+    """
     for place in image.long:
-        # Columns that were added since the registration stand behind its own.
-        if place < len(table.columns):
-            column = table.columns[place]
+        if place in into:
+            column = table.columns[into[place]]
             if column.kind not in _LONG_KINDS:
-                raise UndecodableError(table.name, f'column "{column.name}" has another type now')
+                raise UndecodableError(table, f'column "{column.sql_name}" has another type now')
             is_text = column.kind is not Kind.BYTES
             cell: Any = image.cell(place, is_text=is_text)
-            if place in table.key_index:
+            if into[place] in table.key_index:
                 cell = str(cell) if is_text else bytes(cell)
-            row[place] = cell
+            row[into[place]] = cell
 
 
 def _decode(conn: Connection, schema_name: str, table: Table, shape: _ImageShape, images: Sequence[bytes]) -> list[Row]:
     if not _is_current(shape, images):
         images = [_made_current(table, shape, image) for image in images]
     if shape.locked or not all(shape.binary):
-        with _stand_in(conn, shape) as row_type:
-            return _rows(conn, table, row_type, _STAND_IN, images)
-    return _rows(conn, table, shape.row_type, f"{quote(schema_name)}.{quote(table.sql_name)}", images)
+        types = conn.execute(_COLUMN_TYPES, [shape.row_type])
+        columns = [
+            (name, kind if has_binary else "text")
+            for name, (kind,), has_binary in zip(shape.names, types, shape.binary, strict=True)
+        ]
+        with stand_in(conn, columns) as (row_type, name):
+            return read_images(conn, table, table.columns, row_type, name, images)
+    name = f"{quote(schema_name)}.{quote(table.sql_name)}"
+    return read_images(conn, table, table.columns, shape.row_type, name, images)
 
 
-def _rows(conn: Connection, table: Table, row_type: int, type_name: str, images: Sequence[bytes]) -> list[Row]:
-    columns = ", ".join(read_expression(column, "t") for column in table.columns)
-    statement = f"select {columns} from unnest($1::{type_name}[]) as t".encode()
-    load = row_loader(table.columns)
+def read_images(
+    conn: Connection, table: Table, columns: Sequence[Column], row_type: int, type_name: str, images: Sequence[bytes]
+) -> list[Row]:
+    """The cells of ``columns`` in images of rows of a type, each with all of its columns.
+
+    Raises:
+        UndecodableError: Postgres can't read them as such; the transaction has failed.
+    """
+    selected = ", ".join(read_expression(column, "t") for column in columns)
+    statement = f"select {selected} from unnest($1::{type_name}[]) as t".encode()
+    load = row_loader(columns)
     rows: list[Row] = []
     cursor = binary.cursor(conn)
     try:
@@ -160,21 +180,17 @@ def _rows(conn: Connection, table: Table, row_type: int, type_name: str, images:
     except (psycopg.ProgrammingError, psycopg.DataError, psycopg.IntegrityError, psycopg.NotSupportedError) as error:
         # Also for a value that its domain or its enumeration no longer allows.
         why = f"its columns or their types have changed (SQLSTATE {error.sqlstate})"
-        raise UndecodableError(table.name, why, error.sqlstate or "") from error
+        raise UndecodableError(table, why, error.sqlstate or "") from error
     return rows
 
 
 @contextmanager
-def _stand_in(conn: Connection, shape: _ImageShape) -> Iterator[int]:
-    """A temporary type with the columns of the table, which only this session sees; its oid."""
-    types = conn.execute(_COLUMN_TYPES, [shape.row_type])
-    columns = ", ".join(
-        f"{quote(name)} {kind if has_binary else 'text'}"
-        for name, (kind,), has_binary in zip(shape.names, types, shape.binary, strict=True)
-    )
-    conn.execute(f"create type {_STAND_IN} as ({columns})".encode(), prepare=False)
+def stand_in(conn: Connection, columns: Iterable[tuple[str, str]]) -> Iterator[tuple[int, str]]:
+    """A temporary type with these columns, which only this session sees: its oid and its name."""
+    made = ", ".join(f"{quote(name)} {kind}" for name, kind in columns)
+    conn.execute(f"create type {_STAND_IN} as ({made})".encode(), prepare=False)
     [(row_type,)] = conn.execute(_STAND_IN_TYPE, prepare=False)
-    yield int(row_type)
+    yield int(row_type), _STAND_IN
     # Not as a statement that the driver recognises as a DROP: it would forget its prepared statements, and in a
     # pipeline it would make the server forget those, too, that are prepared before the server has done so.
     conn.execute(f"do $$ begin drop type {_STAND_IN}; end $$".encode(), prepare=False)
@@ -183,12 +199,12 @@ def _stand_in(conn: Connection, shape: _ImageShape) -> Iterator[int]:
 def _shape(conn: Connection, schema_name: str, table: Table) -> _ImageShape:
     found = conn.execute(_SHAPE, (schema_name, table.sql_name)).fetchone()
     if found is None:
-        raise UndecodableError(table.name, "the table is gone")
+        raise UndecodableError(table, "the table is gone")
     shape = _ImageShape(*found)
     shape.oids[:] = [oid if has_binary else _TEXT for oid, has_binary in zip(shape.oids, shape.binary, strict=True)]
     for place, column in enumerate(table.columns):
         if place >= len(shape.names) or shape.names[place] != column.sql_name:
-            raise UndecodableError(table.name, f'column "{column.name}" is gone')
+            raise UndecodableError(table, f'column "{column.sql_name}" is gone')
     return shape
 
 
@@ -197,11 +213,11 @@ def _is_current(shape: _ImageShape, images: Sequence[bytes]) -> bool:
     image and the last one have the present types, those between them do, if they have as many columns."""
     count = _length(len(shape.oids))
     return all(image.startswith(count) for image in images) and all(
-        [oid for oid, _ in _fields(image)] == shape.oids for image in (images[0], images[-1])
+        [oid for oid, _ in fields_of(image)] == shape.oids for image in (images[0], images[-1])
     )
 
 
-def _fields(image: bytes) -> Iterator[tuple[int, bytes | None]]:
+def fields_of(image: bytes) -> Iterator[tuple[int, bytes | None]]:
     """Type oid and bytes of each column."""
     (count,) = _count_of(image)
     at = 4
@@ -214,15 +230,22 @@ def _fields(image: bytes) -> Iterator[tuple[int, bytes | None]]:
 
 def _made_current(table: Table, shape: _ImageShape, image: bytes) -> bytes:
     """``image`` with the table's present columns and oids."""
-    fields = list(_fields(image))[: len(table.columns)]
+    fields = list(fields_of(image))[: len(table.columns)]
     if len(fields) < len(table.columns):
-        raise UndecodableError(table.name, f"an image has {len(fields)} columns of {len(table.columns)}")
-    parts = [_length(len(shape.oids))]
-    for column, (was, data), oid in zip(table.columns, fields, shape.oids, strict=False):
-        moved = None if data is None else _moved(table, column, was, oid, data)
-        parts.append(_field(oid, -1 if moved is None else len(moved)))
-        parts.append(moved or b"")
-    parts += [_field(oid, -1) for oid in shape.oids[len(fields) :]]
+        raise UndecodableError(table, f"an image has {len(fields)} columns of {len(table.columns)}")
+    made: list[tuple[int, bytes | None]] = [
+        (oid, None if data is None else _moved(table, column, was, oid, data))
+        for column, (was, data), oid in zip(table.columns, fields, shape.oids, strict=False)
+    ]
+    return image_of([*made, *((oid, None) for oid in shape.oids[len(fields) :])])
+
+
+def image_of(fields: Sequence[tuple[int, bytes | None]]) -> bytes:
+    """The image of a row, from the type oid and the bytes of each column."""
+    parts = [_length(len(fields))]
+    for oid, data in fields:
+        parts.append(_field(oid, -1 if data is None else len(data)))
+        parts.append(data or b"")
     return b"".join(parts)
 
 
@@ -232,11 +255,11 @@ def _moved(table: Table, column: Column, was: int, oid: int, data: bytes) -> byt
         try:
             return int.from_bytes(data, "big", signed=True).to_bytes(_WIDTHS[oid], "big", signed=True)
         except OverflowError as error:
-            raise UndecodableError(table.name, f'column "{column.name}" has a smaller type now') from error
+            raise UndecodableError(table, f'column "{column.sql_name}" has a smaller type now') from error
     if was == oid or {was, oid} <= _TEXTS:
         return data
     if min(was, oid) < _FIRST_USER_OID:
-        raise UndecodableError(table.name, f'column "{column.name}" has another type now')
+        raise UndecodableError(table, f'column "{column.sql_name}" has another type now')
     # The application's own type has another oid, as after a dump was restored: its receive function checks the bytes.
     return data
 

@@ -9,6 +9,7 @@ none, the chain has come back to where it began. A key that an update changed en
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from anabranch.errors import ServerError
@@ -48,13 +49,13 @@ _SIZE = b"""
 select count(*), coalesce(sum(coalesce(octet_length(old), 0) + coalesce(octet_length(new), 0)), 0)::int8
 from (
     select old, new from anabranch.captured
-    where database_id = $1::int8::int and table_id = $2::int8::int limit $3::int8
+    where database_id = $1::int8::int and table_id = $2::int8::int and type <> 4 limit $3::int8
 ) c
 """
 
 _WAITING = b"""
 select old, new from anabranch.captured
-where database_id = $1::int8::int and table_id = $2::int8::int limit $3::int8
+where database_id = $1::int8::int and table_id = $2::int8::int and type <> 4 limit $3::int8
 """
 
 
@@ -122,9 +123,15 @@ def rows_before(conn: Connection, database: Database, table: Table) -> dict[str,
         raise UndrainedError(table.name)
     decoded = iter(decode(conn, database.schema_name, table, [raw for raw in raws if raw is not None]))
     rows = [None if raw is None else next(decoded) for raw in raws]
+    return undone(table, zip(rows[::2], rows[1::2], strict=True))
+
+
+def undone(table: Table, changes: Iterable[tuple[Row | None, Row | None]]) -> dict[str, Row | None]:
+    """The rows that ``changes`` touch, each given by the row before and after it, as they were before all of these.
+    Rows that are again as they were are left out."""
     hash_of = RowEncoder(table).hash
     found: dict[str, _Ends] = {}
-    for old, new in zip(rows[::2], rows[1::2], strict=True):
+    for old, new in changes:
         was, became = (None if row is None else key_text([row[i] for i in table.key_index]) for row in (old, new))
         for key in {was, became} - {None}:
             ends = found.setdefault(str(key), _Ends())

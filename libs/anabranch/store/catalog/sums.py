@@ -63,7 +63,12 @@ def scan_rows(
     columns = ", ".join(read_expression(column, "t") for column in table.columns)
     if audience is not None:
         columns += f", {audience.as_list}"
-    query = f"select {columns} from {relation} t where {condition}"
+    yield from fetch_rows(conn, table, f"select {columns} from {relation} t where {condition}")
+
+
+def fetch_rows(conn: Connection, table: Table, query: str) -> Generator[list[Row], None, None]:
+    """The rows of a query that selects the columns of ``table``, and perhaps more behind them, in its order; as
+    ``scan_rows``."""
     conn.execute(f"declare {_CURSOR} no scroll cursor for {query}".encode())
     load, encoder = row_loader(table.columns), RowEncoder(table)
     chunk = _FIRST_CHUNK

@@ -81,6 +81,8 @@ def _step(at: Followed, marker: Marker, shape: Shape, *, behind: bool) -> None:
             continue
         one = at.columns[was.number]
         altered = c.name in named or _is_altered(was, c, rewritten=bool(marker.rewritten))
+        # Where nobody saw the command, it may have had a USING for every type that it gave.
+        altered |= bool(marker.placed) and (was.type_oid, was.modifier) != (c.type_oid, c.modifier)
         # A constant is known by the text that it had as a value of the first type.
         computed = one.computed or (one.was is None and (altered or was.type_oid != c.type_oid))
         columns[c.number] = FollowedColumn(one.was, one.changed or altered, one.initial, computed)

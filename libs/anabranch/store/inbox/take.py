@@ -12,9 +12,11 @@ is a probe by key whatever the statistics say: EXISTS may be turned into a hash 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, NamedTuple
+from typing import Any, LiteralString, NamedTuple
 
 import psycopg
+
+from anabranch.store.ddl.markers import ANY_WAITING
 
 Connection = psycopg.Connection[Any]
 
@@ -203,13 +205,13 @@ FEW = 16
 
 
 # The state that a group starts from. A statement after the claim's own reads it, and so sees the last holder's work.
-HEAD = """
+HEAD: LiteralString = f"""
 select coalesce(g.position, 0), g.chain, d.name, d.schema_version,
        (extract(epoch from clock_timestamp()) * 1000)::bigint,
        (select true from anabranch.inbox i
         where i.database_id = d.id and i.park_deadline_ms is not null limit 1) is not null,
        (select true from anabranch.captured c where c.database_id = d.id limit 1) is not null,
-       u.owner, u.batches
+       u.owner, u.batches, {ANY_WAITING.format(database="d.id")}
 from anabranch.databases d
 left join anabranch.undertaken u on u.database_id = d.id
 left join lateral (
@@ -257,7 +259,8 @@ def take(
 class Head(NamedTuple):
     """The head of a database: its last group (position 0 and no chain where there is none), its name and schema
     version, Postgres's clock in milliseconds, whether a batch of it is parked, and whether captured changes wait.
-    ``undertaken``: the batches that the process ``owner`` has written down and not finished, None where none has."""
+    ``undertaken``: the batches that the process ``owner`` has written down and not finished, None where none has.
+    ``any_marker``: a table was altered, and the change waits to be taken."""
 
     position: int
     chain: bytes | None
@@ -268,6 +271,7 @@ class Head(NamedTuple):
     any_captured: bool
     owner: int | None = None
     undertaken: Sequence[str] | None = None
+    any_marker: bool = False
 
 
 def read_head(conn: Connection, database_id: int) -> Head | None:
