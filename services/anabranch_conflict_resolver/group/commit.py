@@ -145,7 +145,7 @@ def commit_group(
             if cache.undertaken.marked:
                 put_down(conn, database_id)
             if isinstance(error, DatabaseError) and isinstance(begun, _Begun) and _altered_since(begun, cache):
-                # What a statement that names the tables as they were is refused for is nobody's fault.
+                # A refusal of a statement that names the tables as they were is nobody's fault.
                 return begun.rolled_back(drained=1)
             if cache.undertaken.alters:
                 failed(conn, cache, database_id, now_ms, error)

@@ -16,13 +16,18 @@ from .conftest import World
 JOB = "create table app.job (id text primary key, title text, minutes integer)"
 
 
+def forget(world: World) -> None:
+    """Drop the event triggers, which each registration makes."""
+    for name in ("ddl", "drop", "rewrite"):
+        world.sql(f"drop event trigger if exists anabranch_{name}")
+
+
 @pytest.fixture(autouse=True)
 def job(world: World) -> None:
-    for name in ("ddl", "drop", "rewrite"):
-        world.sql(f"drop event trigger anabranch_{name}")
     world.sql("create type app.state as enum ('open', 'in_prgs')")
     world.sql(JOB)
     world.add("job")
+    forget(world)
 
 
 def look(world: World) -> bool:
@@ -77,6 +82,7 @@ def test_what_was_altered_is_noticed_once(world: World, statement: str) -> None:
 def test_what_was_altered_in_a_type_is_noticed(world: World) -> None:
     world.sql("create table app.task (id text primary key, s app.state)")
     world.add("task")
+    forget(world)
     world.sql("alter type app.state rename value 'in_prgs' to 'in_progress'")
     assert look(world)
     assert world.followed().rewritten == {"s"}

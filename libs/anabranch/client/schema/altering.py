@@ -42,7 +42,7 @@ _MOVED = f"{layout.PREFIX}moved"
 
 @dataclass(frozen=True)
 class _Steps:
-    """What turns the table ``old`` into ``new``, by identities: names in SQL before and after."""
+    """The steps that turn the table ``old`` into ``new``, by identities: names in SQL before and after."""
 
     old: DeviceTable
     new: DeviceTable

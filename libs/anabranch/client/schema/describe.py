@@ -111,7 +111,7 @@ class DescribePlan:
 
 
 def plan_of(known: Mapping[str, Held], described: Described, state: FileState) -> DescribePlan:
-    """What is to be done in a file that has the tables ``known``."""
+    """The work to be done in a file that has the tables ``known``."""
     # Where all is about to be pulled there is no log that would bring anything.
     at_once = not state.pulls or bool(state.snapshot_due)
     missing = dict(known)
@@ -194,7 +194,7 @@ def apply_description(tx: Tx, described: Described, pendings: Pendings) -> None:
     pendings.forget_if_undone(tx)
     tx.events += plan.aside
     made: dict[str, DeviceTable] = {}
-    # What goes makes room for what comes.
+    # Tables that go make room for those that come.
     for step in sorted(plan.steps, key=lambda step: step.action != "give up"):
         _carry_out(tx, step, pendings, made)
     if made:

@@ -36,7 +36,7 @@ class Held:
 
     @property
     def naming(self) -> Naming:
-        """What the app knows of the table."""
+        """The table as the app knows it."""
         return Naming(self.view)
 
 

@@ -12,11 +12,11 @@ from collections.abc import Iterable
 from anabranch.v1 import snapshot_pb2
 
 HIDDEN = "_DB_new_"
-"""What the names of hidden columns in the file begin with; their identities follow."""
+"""The prefix of hidden columns' names in the file; their identities follow."""
 
 
 class Naming:
-    """What an app that is tied to a schema version knows of a table: as a view of it, in the server's form or ours."""
+    """A table as an app knows it that is tied to a schema version: a view of it, in the server's form or ours."""
 
     def __init__(self, view: snapshot_pb2.Table) -> None:
         self.sql_name = view.sql_name or view.name
@@ -62,7 +62,7 @@ def _apart(name: str, sql_name: str) -> str:
 
 
 def shape(view: snapshot_pb2.Table) -> object:
-    """What of a view is seen in the file: names, and which columns there are."""
+    """The part of a view that is seen in the file: names, and which columns there are."""
     columns = [(c.name, c.sql_name, c.kind, c.element_kind, c.hidden, c.gone) for c in view.columns]
     return view.sql_name, sorted(columns), list(view.key_columns)
 

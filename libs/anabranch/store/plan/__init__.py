@@ -1,1 +1,1 @@
-"""What a migration will mean, found out on a structural copy of the database."""
+"""The meaning of a migration, found out on a structural copy of the database."""

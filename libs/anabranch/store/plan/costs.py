@@ -1,4 +1,4 @@
-"""What the changes of a table cost, for those who are about to make them. No I/O."""
+"""The cost of a table's changes, for those who are about to make them. No I/O."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def costs_of(change: TableChange, rows: int | None) -> list[Cost]:
 
 
 def warnings_of(change: TableChange, rows: int | None) -> list[str]:
-    """What may be meant otherwise, or goes wrong with rows that a copy does not have."""
+    """Doubts: a change may be meant otherwise, or go wrong with rows that a copy does not have."""
     found = []
     if rows != 0 and change.before is not None:
         for column in change.added:

@@ -1,4 +1,4 @@
-"""What becomes of the batches that wait in the inbox once tables have changed, as far as the copy can tell.
+"""The fate of the batches that wait in the inbox once tables have changed, as far as the copy can tell.
 
 The queues of devices that are away are not known to anybody but these: so this is a sample, of what is on its way.
 """

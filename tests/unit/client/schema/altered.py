@@ -56,7 +56,7 @@ def rows(device: SyncedDb, table: str, *names: str) -> list[tuple[Any, ...]]:
 
 
 def told(device: SyncedDb) -> list[Any]:
-    """What the device tells from now on: states and schema events."""
+    """All that the device tells from now on: states and schema events."""
     events: list[Any] = []
     device.on_state(events.append)
     device.on_schema(events.append)
@@ -72,7 +72,7 @@ def phases(events: list[Any]) -> list[tuple[int, tuple[str, ...], str]]:
 
 
 def is_consistent(device: SyncedDb) -> None:
-    """What every commit of a file holds: bases, shown rows and sums belong together, and the schema is sound."""
+    """The invariants of every commit of a file: bases, shown rows and sums belong together, and the schema is sound."""
     pendings = Pendings(PayloadCache(), lambda: 1)
     with device._file.transaction() as tx:
         for table in tx.tables.values():

@@ -1,4 +1,4 @@
-"""What following a schema change costs: nothing that grows with a table's rows, where no row changes."""
+"""The cost of following a schema change: nothing that grows with a table's rows, where no row changes."""
 
 from __future__ import annotations
 

@@ -234,7 +234,7 @@ def test_a_column_is_retyped_and_its_values_follow(device: SyncedDb, remote: Mem
     remote.alter(lambda ddl: ddl.retype("todo", "n", Kind.STRING, "text", lambda cell: f"{cell} minutes"))
     device.read()
     is_consistent(device)
-    # What is pending was a number: it is not shown, and the server casts it.
+    # The pending value was a number: it is not shown, and the server casts it.
     assert rows(device, "todo", "id", "n")[2] == ("k2", "2 minutes")
     device.table("todo").update({"id": "k3", "n": "by hand"})
     assert device.sync()
