@@ -106,7 +106,6 @@ def awkward(conn: Session) -> Session:
         conn.execute(f'create table app.{quoted} (id text primary key, "the ""title""" text, n int)'.encode())
         add_table(conn, "d" * 63, name)
     capture_off(conn, "d" * 63, LONG)
-    conn.execute("drop event trigger anabranch_ddl")
     conn.execute('alter table app."a ""quoted"" name" drop column n')
     conn.execute("update anabranch.synced_tables set torn_ms = 1 where name = '[red]markup[/red]'")
     conn.execute('alter table app."naïve 🦆 emoji" enable row level security')
@@ -216,7 +215,8 @@ def test_changes_of_the_schema_that_wait_and_what_notices_them_are_told(conn: Se
     conn.execute("create table app.job (id text primary key)")
     create_database(conn, "shop", "app")
     add_table(conn, "shop", "job")
-    conn.execute("drop event trigger anabranch_drop")
+    for (name,) in conn.execute("select evtname from pg_event_trigger").fetchall():
+        conn.execute(f'drop event trigger "{name}"'.encode())
     before = " ".join(command("status", "--postgres-url", migrated_url).stdout.split())
     assert "schema version 1 waiting" in before
     assert "no event triggers: DDL is noticed late, by looks" in before
