@@ -294,6 +294,31 @@ def test_a_label_that_is_renamed_is_told_of_every_row(make_rig: Any) -> None:
     assert rig.outcome(written) == ["APPLIED"]
 
 
+def test_what_was_written_with_a_label_of_before_has_the_one_of_today(make_rig: Any) -> None:
+    """To rename a label waits for nobody who writes to the table."""
+    rig: ResolverRig = make_rig(
+        "create type state as enum ('open', 'in_prgs', 'done'); create table task (id text primary key, st app.state)",
+        {"task": None},
+    )
+    rig.sql("insert into app.task values ('1', 'open'), ('2', 'open')")
+    settle(rig)
+    slow = rig.session()
+    slow.execute("update app.task set st = 'in_prgs' where id = '1'")
+    slow.execute("insert into app.task values ('3', 'in_prgs')")
+    alter(rig, "alter type state rename value 'in_prgs' to 'in_progress'")
+    settle(rig)
+    head = rig.head
+    slow.execute("update app.task set st = 'done' where id = '2'")
+    slow.commit()
+    slow.close()
+    settle(rig)
+    assert [(key, kind, cells["st"]) for _, key, kind, cells in told(rig, head)] == [
+        ("1", "UPDATE", "in_progress"),
+        ("3", "INSERT", "in_progress"),
+        ("2", "UPDATE", "done"),
+    ]
+
+
 def test_names_of_two_columns_are_exchanged(make_rig: Any) -> None:
     rig: ResolverRig = make_rig("create table pair (id text primary key, a text, b text)", {"pair": None})
     rig.sql("insert into app.pair values ('1', 'A', 'B')")

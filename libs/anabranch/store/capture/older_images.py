@@ -125,9 +125,8 @@ def decode_older(
     for number, labels in older.labels_of(table.id).items():
         for place in (one.into for one in wanted if table.columns[one.into].number == number):
             for row in rows:
-                label = row[place]
-                if isinstance(label, str):
-                    row[place] = labels.get(label, label)
+                cell = row[place]
+                row[place] = labels.get(cell, cell) if isinstance(cell, str) else cell
     into = {one.place: one.into for one in wanted}
     for row, image in zip(rows, images, strict=True):
         if isinstance(image, LargeImage):
