@@ -121,6 +121,11 @@ class Alterer:
                     raise
                 time.sleep(0.1)  # no event reports that a restarted server is back
 
+    def close(self) -> None:
+        """End the session."""
+        self._conn.close()
+        os.close(self._out)
+
     def mark(self) -> str:
         """A text that nobody else writes."""
         self._number += 1
