@@ -136,9 +136,10 @@ class Alterer:
         if self.chance.random() < 0.45:
             self._run("", Alterer.write)
             return
-        kind = self._plan[0] if self._plan else self.chance.choice(sorted(KINDS))
-        if self._run(kind, KINDS[kind]) and self._plan[:1] == [kind]:
-            del self._plan[0]
+        kind = self._plan.pop(0) if self._plan else self.chance.choice(sorted(KINDS))
+        if not self._run(kind, KINDS[kind]) and kind not in self._plan:
+            # It fits later, when others were there.
+            self._plan.append(kind)
 
     def _run(self, kind: str, work: Work) -> bool:
         """Run a transaction, of DDL where it has a ``kind``; return whether it was committed, with anything in it."""

@@ -151,8 +151,8 @@ class Changed:
 
 
 def _marks(mutation: batch_pb2.DbMutation) -> set[str]:
-    """The texts in a mutation's rows that only a device makes: its rows' keys begin with one."""
-    texts = (value.string_value for row in mutation.rows for value in row.values)
+    """The marks of a mutation's rows that a device has made: a row's is in the first column, with which keys begin."""
+    texts = (row.values[0].string_value for row in mutation.rows)
     return {text for text in texts if _MARK.fullmatch(text)}
 
 
