@@ -136,8 +136,11 @@ class Alterer:
         if self.chance.random() < 0.45:
             self._run("", Alterer.write)
             return
-        kind = self._plan.pop(0) if self._plan else self.chance.choice(sorted(KINDS))
-        if not self._run(kind, KINDS[kind]) and kind not in self._plan:
+        kind = self._plan[0] if self._plan and self.chance.random() < 0.7 else self.chance.choice(sorted(KINDS))
+        done, planned = self._run(kind, KINDS[kind]), kind in self._plan
+        if planned:
+            self._plan.remove(kind)
+        if planned and not done:
             # It fits later, when others were there.
             self._plan.append(kind)
 
