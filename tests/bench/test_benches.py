@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from anabranch.bench import capture_drain, drain, fanout, growth, ingest, latency, poison, pull, sending, workload
+from anabranch.bench import capture_drain, ddl, drain, fanout, growth, ingest, latency, poison, pull, sending, workload
 from anabranch.bench.benches import BENCHES
 from anabranch.bench.cpu import spent
 from anabranch.bench.report import Result, percentile, print_json
@@ -31,6 +31,7 @@ from anabranch.v1 import batch_pb2, errors_pb2, verdict_pb2
         pytest.param(lambda: pull.bootstrap(rows=4_000), id="bootstrap", marks=pytest.mark.long),
         pytest.param(lambda: fanout.fanout(subscribers=20, seconds=1), id="fanout"),
         pytest.param(lambda: fanout.fanout(subscribers=20, seconds=1, teams=100), id="fanout_audiences"),
+        pytest.param(lambda: ddl.ddl(rows=4_000, alters=3, steady_s=1.0), id="ddl"),
         pytest.param(lambda: drain.drain(batches=160), id="drain", marks=pytest.mark.long),
         pytest.param(lambda: poison.poison(changes=1_600), id="poison", marks=pytest.mark.long),
         pytest.param(lambda: growth.growth(changes=20_000, measured=800), id="growth", marks=pytest.mark.long),

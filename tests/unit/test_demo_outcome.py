@@ -35,7 +35,13 @@ def outcome() -> Outcome:
     """That of a run in which everything is as it should be."""
     made = Outcome(server_sums=SERVER)
     for tablet in plan.AIRPORTS:
-        made.reports[tablet] = {"dead": [], "queued": 0, "disagreeing": ()}
+        made.reports[tablet] = {
+            "dead": [],
+            "queued": 0,
+            "disagreeing": (),
+            "pulls": 1,
+            "columns": {"flights": ["flight", "remote_stand"]},
+        }
         made.sums[tablet] = sums.visible(SERVER, audience_of(tablet))
         made.compared[tablet] = (10, 0)
     made.lake.position = made.lake.floor = 17
@@ -107,6 +113,14 @@ def test_a_sentence_that_is_not_true_is_told() -> None:
         made = outcome()
         made.verdicts.reasons[plan.STRAYING, "FORBIDDEN"] = refused
         assert len(made.untold) == 1
+
+
+@pytest.mark.parametrize("report", [{"columns": {"flights": ["flight"]}}, {"columns": {}}, {"pulls": 2}])
+def test_a_tablet_that_did_not_follow_the_release_is_told(report: dict[str, object]) -> None:
+    made = outcome()
+    made.reports["gate-lga"] = {**made.reports["gate-lga"], **report}
+    assert made.untold == made.behind_the_release
+    assert [text.split()[0] for text in made.untold] == ["gate-lga"]
 
 
 @pytest.mark.parametrize(

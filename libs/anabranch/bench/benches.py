@@ -10,6 +10,7 @@ from anabranch.bench import (
     capture,
     capture_drain,
     compact,
+    ddl,
     drain,
     fanout,
     growth,
@@ -27,7 +28,7 @@ class Bench(NamedTuple):
     systems for about the same work on a machine of two cores, in memory on the client and without a network; empty
     where they are not known."""
 
-    run: Callable[[], Result]
+    run: Callable[..., Result]
     work: str
     baseline: str
     others: str = ""
@@ -93,6 +94,11 @@ BENCHES: Mapping[str, Bench] = MappingProxyType(
             capture.capture_writer,
             "plain SQL with capture; the kind of statement furthest from its target",
             "without capture",
+        ),
+        "ddl": Bench(
+            ddl.ddl,
+            "a column with a constant added to a synced table of a million rows, which a device holds",
+            "the same where nothing is synced",
         ),
         "compact": Bench(
             compact.compact,

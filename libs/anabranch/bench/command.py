@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inspect import signature
 from pathlib import Path
 from typing import Annotated
 
@@ -18,15 +19,21 @@ app = typer.Typer(add_completion=False)
 def bench(
     name: Annotated[str, typer.Argument(help=f"One of {', '.join(BENCHES)}; or all.")],
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a bench.")] = False,
+    rows: Annotated[
+        int | None, typer.Option("--rows", min=1, help="Rows of the table, of a bench that has one.")
+    ] = None,
     table: Annotated[Path | None, typer.Option("--table", help="Also write the table into this file.")] = None,
 ) -> None:
     """Run a bench. Exit code 1 where a target is missed."""
     if name != "all" and name not in BENCHES:
         raise typer.BadParameter(f"{name} is none of {', '.join(BENCHES)}, all")
+    sized = {} if rows is None else {"rows": rows}
+    if rows is not None and (name == "all" or "rows" not in signature(BENCHES[name].run).parameters):
+        raise typer.BadParameter(f"{name} has no number of rows to choose", param_hint="--rows")
     results = []
     for key, one in BENCHES.items():
         if name in ("all", key):
-            results.append(one.run())
+            results.append(one.run(**sized))
             if as_json:
                 # Printed at once, so that this result is kept if the next bench fails.
                 print_json(results[-1:])

@@ -2,8 +2,9 @@
 tablets are away.
 
 It enters the day's arrivals (row by row), moves the gates of one airline (one statement over many rows), deletes a
-cancelled flight (its notes are deleted with it), and inserts a charter flight. Its work depends on the departures
-alone.
+cancelled flight (its notes are deleted with it), and inserts a charter flight. In the middle of it a new release brings
+a column for flights that park far from the gates, and marks those of the moved airline. Its work depends on the
+departures alone.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from anabranch.testkit.waiting import until
 APPLICATION = "airline-backend"
 MOVED = "UA"
 """The airline whose gates are moved."""
+ADDED = ("flights", "remote_stand")
+"""The table that gets a column while the tablets are away, and the column."""
 _ROWS_A_TRANSACTION = 50
 _PATIENCE_S = 120.0
 _LOGGED_S = 30.0
@@ -34,6 +37,8 @@ where (flight_date, carrier, flight, origin) = (%(flight_date)s, %(carrier)s, %(
 _MOVE = """
 update airfield.flights set gate = 'T' || (1 + flight %% 9) where flight_date = %s and carrier = %s
 """
+_RELEASE = f"alter table airfield.{ADDED[0]} add column {ADDED[1]} boolean not null default false"
+_MARK = f"update airfield.{ADDED[0]} set {ADDED[1]} = true where flight_date = %s and carrier = %s"
 _TAKE_OUT = """
 delete from airfield.flights
 where (flight_date, carrier, flight, origin) = (%(flight_date)s, %(carrier)s, %(flight)s, %(origin)s)
@@ -108,11 +113,13 @@ def _run(url: str, departures: Sequence[Mapping[str, Any]], answer: Queue[Done])
             transactions += 1
         for statement, parameters in (
             (_MOVE, (plan.DAY, MOVED)),
+            (_RELEASE, None),
+            (_MARK, (plan.DAY, MOVED)),
             (_TAKE_OUT, cancelled[-1]),
             (_CHARTER, (plan.DAY,)),
         ):
             cursor.execute(statement, parameters)
-            rows += cursor.rowcount
+            rows += max(0, cursor.rowcount)
             conn.commit()
             transactions += 1
     answer.put(Done(rows, transactions, time.perf_counter() - started))

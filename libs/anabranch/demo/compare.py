@@ -1,7 +1,8 @@
 """One full comparison of a tablet's file with Postgres, row by row and column by column, by nothing but SQL on both
 sides: it shares no code with the table sums that it checks, nor with what decides who sees which rows.
 
-All rows of the file are compared: one that its tablet may not see has none to stand beside it on the server.
+All rows of the file are compared: one that its tablet may not see has none to stand beside it on the server. Where the
+columns of a table are not those that Postgres's catalog has now, all its rows differ.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ from anabranch.values import Column, Kind, Table
 
 _Row: TypeAlias = tuple[Any, ...]
 
+_COLUMNS = """
+select a.attname from pg_attribute a where a.attrelid = %s::regclass and a.attnum > 0 and not a.attisdropped
+"""
 # How Postgres writes a value in the form in which SQLite holds it.
 _EXPRESSIONS = {
     Kind.BOOL: "{0}::int",
@@ -65,6 +69,13 @@ def _pairs(
         theirs = theirs if its is None else next(there, None)
 
 
+def _same_columns(conn: Session, schema: str, table: Table, device: sqlite3.Connection) -> bool:
+    """Whether Postgres, the file and what is synced have the same columns."""
+    there = {name for (name,) in conn.execute(_COLUMNS, (f"{quote(schema)}.{quote(table.sql_name)}",))}
+    here = {name for (name,) in device.execute("select name from pragma_table_info(?)", (table.sql_name,))}
+    return here == there == {column.sql_name for column in table.columns}
+
+
 def differing_rows(conn: Session, schema: str, table: Table, file: Path, airport: str | None = None) -> tuple[int, int]:
     """The number of rows compared, and of those that differ or exist on one side only. ``airport``: the file should
     have the rows of this ``origin``; all rows of the table where it is left out."""
@@ -73,6 +84,9 @@ def differing_rows(conn: Session, schema: str, table: Table, file: Path, airport
     index = table.key_index
     compared = differing = 0
     with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as device:
+        if not _same_columns(conn, schema, table, device):
+            rows = sum(1 for _ in _server_rows(conn, schema, table, airport))
+            return rows, max(rows, 1)
         here = device.execute(f"select {columns} from {quote(table.sql_name)} order by {keys}")
         there = _server_rows(conn, schema, table, airport)
         for ours, theirs in _pairs(here, there, lambda row: tuple(row[i] for i in index)):

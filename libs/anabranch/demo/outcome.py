@@ -62,4 +62,17 @@ class Outcome:
             found.append(
                 f"{refused} batches for another airport's rows were refused, and not the one of {plan.STRAYING}"
             )
-        return found
+        return [*found, *self.behind_the_release]
+
+    @property
+    def behind_the_release(self) -> list[str]:
+        """The tablets that have not got the column of the release as they should, and how, if any."""
+        return [f"{name} {what}" for name in plan.TABLETS if (what := self._lacks_column(name))]
+
+    def _lacks_column(self, tablet: str) -> str:
+        """The way in which a tablet has not got the column of the release as it should; "" where it has."""
+        table, column = backend.ADDED
+        report = self.reports[tablet]
+        if column not in report["columns"].get(table, ()):
+            return f"has no column {column} in {table}"
+        return "" if report["pulls"] == 1 else f"has pulled {report['pulls']} times, to get the column {column}"

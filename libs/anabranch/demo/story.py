@@ -16,7 +16,7 @@ from anabranch.demo.changes import Batch
 from anabranch.demo.outcome import Outcome
 from anabranch.demo.tablet import Tablet
 from anabranch.embedded.postgres import EmbeddedPostgres
-from anabranch.store.catalog.databases import Database
+from anabranch.store.catalog.databases import Database, load_database
 from anabranch.store.session.engine import Session, connect
 from anabranch.testkit.stack import Stack
 
@@ -53,6 +53,9 @@ def tell(folder: Path, seed: int, console: Console) -> Outcome:
         _work(tablets, plan.plan(departures, seed), outcome, console)
         _backend(url, departures, outcome, console)
         _come_back(tablets, outcome, console)
+        backend.wait_until_logged(conn, database)
+        # The release has changed what is synced.
+        database = load_database(conn, database.name)
         outcome.verdicts = verdicts.read(conn, database)
         _lake(url, folder / "lake", conn, database, outcome, console)
         outcome.closing = backend.close_the_day(conn)
@@ -126,7 +129,7 @@ def _backend(url: str, departures: Sequence[Mapping[str, Any]], outcome: Outcome
     outcome.backend = done = backend.work(url, departures)
     console.print(
         f"\nMeanwhile the airline's own backend changes {done.rows:,} rows with plain SQL, in {done.transactions}"
-        f" transactions and {done.seconds:.1f} s"
+        f" transactions and {done.seconds:.1f} s, and a release of it adds the column {'.'.join(backend.ADDED)}"
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
-from anabranch.demo import plan, summary_of_copies, summary_of_lake
+from anabranch.demo import backend, plan, summary_of_copies, summary_of_lake
 from anabranch.demo.outcome import Outcome
 from anabranch.demo.verdicts import Lost
 
@@ -32,6 +32,12 @@ def show(outcome: Outcome, console: Console) -> None:
         f"{outcome.backend.rows:,} rows changed by the backend's SQL; {changes:,} changes in {batches:,} batches of the"
         ' node "server" in the log, cascades among them'
     )
+    if not outcome.behind_the_release:
+        table, column = backend.ADDED
+        console.print(
+            f"A release of the backend added the column {column} to {table} while the tablets were away: each has it in"
+            " all its rows, and none has pulled them again"
+        )
     summary_of_lake.show(outcome, console)
     if not outcome.from_parquet:
         console.print(f"[bold red]{plan.NEW_TABLET} did not get its rows from the Parquet files.[/]")

@@ -17,6 +17,7 @@ from anabranch.errors import AnabranchError
 DATABASE = "airfield"
 ANSWER_TIMEOUT_S = 150.0
 """The longest that one command may take."""
+_COLUMNS = "SELECT m.name, c.name FROM sqlite_schema m, pragma_table_info(m.name) c WHERE m.type = 'table'"
 
 
 class TabletError(AnabranchError):
@@ -128,11 +129,20 @@ def _come_back(db: SyncedDb, pipe: Connection, _: Any) -> dict[str, Any]:
 
 
 def _report(db: SyncedDb, pipe: Connection, _: Any) -> dict[str, Any]:
-    """The tablet's state: its dead letters, the number of batches in its queue, and the tables of which it says itself
-    that they differ."""
+    """The tablet's state: its dead letters, the number of batches in its queue, the tables of which it says itself that
+    they differ, how often it has pulled, and its columns by table."""
     dead = [(letter.reason, letter.constraint, _row(letter)) for letter in db.dead_letters()]
     status = db.status()
-    return {"dead": dead, "queued": status.queued, "disagreeing": status.disagreeing}
+    columns: dict[str, list[str]] = {}
+    for table, column in db.execute(_COLUMNS).fetchall():
+        columns.setdefault(table, []).append(column)
+    return {
+        "dead": dead,
+        "queued": status.queued,
+        "disagreeing": status.disagreeing,
+        "pulls": status.pulls,
+        "columns": columns,
+    }
 
 
 def _row(letter: DeadLetter) -> str:

@@ -39,7 +39,9 @@ DEFAULTS = {
 _TABLES = """
 select c.relname from pg_class c join pg_namespace n on n.oid = c.relnamespace
 where n.nspname = %s and c.relkind = 'r' and c.relpersistence = 'p' and not c.relispartition
-      and exists (select from pg_constraint k where k.conrelid = c.oid and k.contype = 'p')
+      and exists (select from pg_constraint k where k.conrelid = c.oid and k.contype = 'p' and not exists (
+          select from pg_attribute a where a.attrelid = c.oid and a.attnum = any(k.conkey)
+                 and (a.attgenerated <> '' or a.attidentity = 'a')))
 """
 _DAY_MS = 24 * 3600 * 1000
 _WATCH_S = 0.2
@@ -126,7 +128,7 @@ class World:
         self.audience_of[table] = audience
 
     def tables_there(self) -> frozenset[str]:
-        """The tables with a key that the schema has now, synced or not."""
+        """The tables with a key that devices can make which the schema has now, synced or not."""
         return frozenset(name for (name,) in self.conn.execute(_TABLES, (self.name,)))
 
     def run_sql(self, text: str) -> None:

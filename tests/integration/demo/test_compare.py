@@ -92,6 +92,8 @@ def test_flights_and_notes_are_those_of_an_airport_and_claims_name_it(conn: Sess
         ("update flights set flight = 5 where flight = 3", 11, 2),
         ("delete from airlines where carrier = 'UA'", 10, 1),
         ("insert into planes (tailnum) values ('N1')", 11, 1),
+        ("alter table flights add column remote_stand", 10, 3),
+        ("alter table gate_notes drop column body", 10, 1),
     ],
 )  # fmt: skip
 def test_each_row_that_differs_is_counted_once(

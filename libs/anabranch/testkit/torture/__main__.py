@@ -20,6 +20,7 @@ def main() -> int:
     parser.add_argument(
         "--no-lake", action="store_true", help="without compactor and janitor, which take minutes on a busy machine"
     )
+    parser.add_argument("--no-ddl", action="store_true", help="without tables that DDL changes meanwhile")
     options = parser.parse_args()
     seed = secrets.randbelow(1_000_000) if options.seed is None else options.seed
     with own_folder("torture") as temporary:
@@ -32,6 +33,7 @@ def main() -> int:
                 seed,
                 lambda line: print(line, flush=True),
                 with_lake=not options.no_lake,
+                with_ddl=not options.no_ddl,
             )
         except AssertionError as error:
             print(f"seed {seed}: BROKEN {error}", flush=True)

@@ -219,10 +219,10 @@ def look(
 def check_sums(conn: Session, database: Database, ends: Sequence[Mapping[str, object]]) -> int:
     """Promise 5: every node's table sums are those of the server's rows. Returns the number of sums."""
     sums: dict[str, list[object]] = {}
-    for name, table in database.tables.items():
+    for table in database.tables.values():
         with conn.transaction():
-            count, total = scan_sum(conn, tables.NAME, table)
-        sums[name] = [count, f"{total:032x}"]
+            count, total = scan_sum(conn, database.schema_name, table)
+        sums[table.sql_name] = [count, f"{total:032x}"]
     for number, end in enumerate(ends):
         assert "stuck" not in end, f"node {number} does not reach the head: {end}"
         assert end["disagreeing"] == [], f"node {number} disagrees in {end['disagreeing']}"

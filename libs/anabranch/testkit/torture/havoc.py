@@ -40,6 +40,12 @@ FROZEN_S = (0.5, 12.0)
 CALM = 5
 """Groups between one fault and the next while all wait for the compactor, whose runs need the processor, too."""
 PATIENCE_S = 40.0
+_HEAD = """
+select coalesce(min(head), 0) from (
+    select coalesce(max(g.position), 0) from anabranch.databases d left join anabranch.groups g on g.database_id = d.id
+    group by d.id
+) h (head)
+"""
 YEAR_2038_MS = 13 * 365 * 86_400_000
 SERVER_STEPS_MS = (-20_000, 20_000)
 
@@ -59,7 +65,8 @@ assert frozenset(faults.POINTS) == {*SERVICE_POINTS, *NODE_POINTS, *COMPACTOR_PO
 @dataclass
 class Havoc:
     """``done`` counts the faults, ``story`` holds when each was (seconds since the start). ``lake``: None unless
-    compactor and janitor take part."""
+    compactor and janitor take part. ``changing``: nodes of the tables that DDL changes, whose proxies stand
+    behind those of ``nodes``; ``alterers``: who runs the DDL."""
 
     stack: Stack
     postgres: EmbeddedPostgres
@@ -70,10 +77,17 @@ class Havoc:
     chance: random.Random
     say: Callable[[str], None]
     lake: Lake | None = None
+    changing: Sequence[Node] = ()
+    alterers: Sequence[Node] = ()
     done: Counter[str] = field(default_factory=Counter)
     story: list[tuple[float, str]] = field(default_factory=list)
     started: float = field(default_factory=time.monotonic)
     _restarted: bool = False
+
+    def join(self, nodes: Sequence[Node], proxies: Sequence[Proxy], alterers: Sequence[Node]) -> None:
+        """Have these nodes and those who run DDL die, too, and their networks break."""
+        self.changing, self.alterers = nodes, alterers
+        self.proxies = (*self.proxies, *proxies)
 
     def run(self, seconds: float) -> None:
         """Inject every fault once, in an order that the seed gives, and then again and again until the time is over,
@@ -117,9 +131,9 @@ class Havoc:
         elif what.startswith("at "):
             who = self._at_node_point(subject)
         elif subject == "a node":
-            who = self._kill_one_of(self.nodes)
+            who = self._kill_one_of(self._devices)
         elif subject == "a writer":
-            who = self._kill_one_of(self.writers)
+            who = self._kill_one_of((*self.writers, *self.alterers))
         elif what.startswith("SIGKILL"):
             who = self._kill_service(subject)
         elif what == RESTART:
@@ -141,6 +155,11 @@ class Havoc:
         self.story.append((time.monotonic() - self.started, f"{what}: {who}"))
         self.say(f"{self.story[-1][0]:6.1f} s  {self.story[-1][1]}")
 
+    @property
+    def _devices(self) -> Sequence[Node]:
+        """All nodes, in the order of their proxies."""
+        return (*self.nodes, *self.changing)
+
     def _bring_back(self) -> None:
         """Start services that ended because Postgres went away while they were starting. Nothing else may end so."""
         gone = [service for service in SERVICES if self.stack.pid(service) is None]
@@ -160,7 +179,7 @@ class Havoc:
             proxy.mend()
 
     def await_group(self) -> None:
-        """Wait until another group has been committed: the load goes on."""
+        """Wait until another group has been committed in every database: the load goes on."""
         first = self.head()
         deadline = time.monotonic() + PATIENCE_S
         while self.head() <= first:
@@ -169,10 +188,11 @@ class Havoc:
             time.sleep(0.05)  # between looks at a server that may be down
 
     def head(self) -> int:
-        """The last group's position, however many the janitor has removed; -1 while Postgres is down."""
+        """The last group's position in the database that is behind the others, however many groups the janitor has
+        removed; -1 while Postgres is down."""
         try:
             with connect(self.url, application_name="torture", autocommit=True) as conn:
-                row = conn.execute("select coalesce(max(position), 0) from anabranch.groups").fetchone()
+                row = conn.execute(_HEAD).fetchone()
         except DatabaseError:
             return -1
         return int(row[0]) if row else 0
@@ -191,14 +211,14 @@ class Havoc:
         return service
 
     def _at_node_point(self, point: str) -> str:
-        number = self.chance.randrange(len(self.nodes))
+        number = self.chance.randrange(len(self._devices))
         self.proxies[number].mend()
-        node = self.nodes[number]
+        node = self._devices[number]
         faults.arm(node.faults, point)
         node.await_death(PATIENCE_S)
-        assert faults.armed(node.faults) == [], f"node {number} died, but not at {point}"
+        assert faults.armed(node.faults) == [], f"{node.name} died, but not at {point}"
         node.start()
-        return f"node {number}"
+        return node.name
 
     def _kill_one_of(self, processes: Sequence[Node]) -> str:
         process = self.chance.choice(processes)
@@ -253,7 +273,7 @@ class Havoc:
             self.lake.restarts += 1
 
     def _step_node_clock(self) -> str:
-        number = self.chance.randrange(len(self.nodes))
+        node = self.chance.choice(self._devices)
         step = self.chance.choice((-3_600_000, 0, 3_600_000, YEAR_2038_MS))
-        clock.set_offset(self.nodes[number].clock, step)
-        return f"node {number} by {step} ms"
+        clock.set_offset(node.clock, step)
+        return f"{node.name} by {step} ms"

@@ -75,7 +75,8 @@ class _Job:
 
 class Lake:
     """``done`` counts the faults of compactor and janitor; ``folder`` takes files and logs. ``restarts``: how often
-    Postgres was restarted so far, which explains a run that failed."""
+    Postgres was restarted so far, which explains a run that failed. ``beside``: databases that are compacted, too,
+    without a fault and without being looked at."""
 
     def __init__(
         self,
@@ -85,6 +86,7 @@ class Lake:
         read: Path,
         chance: random.Random,
         say: Callable[[str], None],
+        beside: Sequence[str] = (),
     ) -> None:
         self.done: Counter[str] = Counter()
         self.root = folder / "lake"
@@ -94,6 +96,7 @@ class Lake:
         self._read = read
         self._chance = chance
         self._say = say
+        self._beside = beside
         self.restarts = 0
         self._conn: Session | None = None
         self._node = str(ULID())
@@ -162,8 +165,10 @@ class Lake:
         self._stopping.set()
         self._thread.join(RUN_S)
         self.check()
-        if not self._compact(""):
-            raise AssertionError(f"the compactor failed though nothing disturbed it; {self._folder / 'compactor.log'}")
+        for database in (None, *self._beside):
+            if not self._compact("", database):
+                log = self._folder / "compactor.log"
+                raise AssertionError(f"the compactor failed though nothing disturbed it; {log}")
         if not self._round():
             raise AssertionError("the log can't be copied though nothing disturbs it")
 
@@ -175,6 +180,8 @@ class Lake:
             self._chance.shuffle(plan)
             for what in plan:
                 self._until_done(what)
+                for database in self._beside:
+                    self._compact("", database)
             self._await_janitor()
             self._through.set()
             while not self._stopping.is_set():
@@ -218,14 +225,17 @@ class Lake:
             self._round()
             self._stopping.wait(PAUSE_S)
 
-    def _compact(self, what: str) -> bool:
-        """Run the compactor once with the fault ``what``; return whether the fault happened. Raises AssertionError."""
+    def _compact(self, what: str, database: str | None = None) -> bool:
+        """Run the compactor once with the fault ``what``; return whether the fault happened. ``database``: another one.
+        Raises AssertionError."""
         faults.disarm(self._faults)
         if what.startswith("at "):
             faults.arm(self._faults, what.removeprefix("at "))
         restarts, began = self.restarts, time.monotonic()
         kill_s = self._chance.uniform(0.1, 1.0) * self._took_s if what == KILLED else RUN_S
-        arguments, environment = program(self._stack.database_url, str(self.root), database=self._database.name)
+        arguments, environment = program(
+            self._stack.database_url, str(self.root), database=database or self._database.name
+        )
         with (self._folder / "compactor.log").open("ab") as log:
             start = log.tell()
             process = subprocess.Popen(

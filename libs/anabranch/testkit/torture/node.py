@@ -1,11 +1,11 @@
 """A node of the fault run, as a process: it syncs in the background over its proxy, and writes rows that others write.
 
 Usage: ``python -m anabranch.testkit.torture.node CONFIG``, a JSON object {file, db, remote, key, seed, record,
-counted}, where ``remote`` has the addresses of ingest, snapshot and resolver, and ``counted`` says that the tables of
-``side_effects`` are synced. It is killed and started again on the same file and the same ``record``, to which it
-appends a JSON object a line: {"made": id, "payload": hex} after each local commit, {"verdict": hex} for each verdict
-before the device itself sees it. Batches that it had committed and not recorded when it was killed it finds in the file
-before it begins to sync.
+counted, changing}, where ``remote`` has the addresses of ingest, snapshot and resolver, ``counted`` says that the
+tables of ``side_effects`` are synced, and ``changing`` that it writes those of ``changing_tables``, and no others. It
+is killed and started again on the same file and the same ``record``, to which it appends a JSON object a line:
+{"made": id, "payload": hex} after each local commit, {"verdict": hex} for each verdict before the device itself sees
+it. Batches that it had committed and not recorded when it was killed it finds in the file before it begins to sync.
 
 Commands on its input: "full" has its disk full for a while (``full_disk``) and prints "refused N"; "large" writes a row
 of some MB and prints the same; "stop" ends the writing; "drained?" waits until every batch has its verdict and prints
@@ -31,6 +31,7 @@ import structlog
 from anabranch import faults
 from anabranch.client import CallFailed, RemoteDb, RowExists, RowMissing, Status, SyncedDb
 from anabranch.testkit.network import Network
+from anabranch.testkit.torture import changing_writes
 from anabranch.testkit.torture.full_disk import Filling
 from anabranch.testkit.torture.records import open_record
 from anabranch.testkit.torture.side_effects import CHECKED, NUMBERED, REFUSED
@@ -250,7 +251,13 @@ def main() -> None:
     network_up = 0.0
     while command == ["write"]:
         if db.status().unsent < MOST_UNSENT:
-            made = write(db, chance, f"{seed}.{number}", config.get("counted", False))
+            mark = f"{seed}.{number}"
+            changing = config.get("changing", False)
+            made = (
+                changing_writes.write(db, chance, mark)
+                if changing
+                else write(db, chance, mark, config.get("counted", False))
+            )
             number += 1
             if made:
                 saved(made)

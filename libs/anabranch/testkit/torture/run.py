@@ -1,7 +1,8 @@
 """One fault run, from an empty folder to its report.
 
 Three nodes write shared rows over networks that delay, repeat, lose and reorder; two writers change the same rows by
-plain SQL; a reader follows the log; services, nodes, writers and Postgres die or stop, clocks step (``havoc``). Then
+plain SQL; a reader follows the log; in another database two nodes write tables that DDL changes meanwhile
+(``changing``); services, nodes, writers and Postgres die or stop, clocks step (``havoc``). Then
 the networks are mended, the queues drain, everything is sent once more, and promises are checked by name (``checks``).
 
 The seed gives the rules, and the faults and writes in their order; the moments depend on the machine.
@@ -23,7 +24,8 @@ from anabranch.store.catalog import databases, registration
 from anabranch.store.session.engine import connect
 from anabranch.testkit import oracle
 from anabranch.testkit.stack import Stack
-from anabranch.testkit.torture import checks, functions, lake, parquet, tables
+from anabranch.testkit.torture import changing, changing_tables, checks, functions, lake, parquet, tables
+from anabranch.testkit.torture.changing import Changing
 from anabranch.testkit.torture.havoc import WANTED, Havoc
 from anabranch.testkit.torture.lake import Lake
 from anabranch.testkit.torture.processes import Node
@@ -69,9 +71,18 @@ class Report:
         return "\n".join(lines)
 
 
-def torture(folder: Path, seconds: float, seed: int, say: Callable[[str], None], *, with_lake: bool = True) -> Report:
+def torture(
+    folder: Path,
+    seconds: float,
+    seed: int,
+    say: Callable[[str], None],
+    *,
+    with_lake: bool = True,
+    with_ddl: bool = True,
+) -> Report:
     """Run for about ``seconds``, and until everything was done once, with ``folder`` for all files. ``with_lake``:
-    compactor and janitor take part, whose four runs take a few minutes, and many on a busy machine.
+    compactor and janitor take part, whose four runs take a few minutes, and many on a busy machine. ``with_ddl``: there
+    are tables that DDL changes.
 
     Raises:
         AssertionError: the run could not be brought to its end, which promise 7 forbids; the message says where.
@@ -131,26 +142,36 @@ def torture(folder: Path, seconds: float, seed: int, say: Callable[[str], None],
             Node(f"{_MODULES}.writer", f"writer-{number}", folder, {"url": url, "seed": seed * WRITERS + number})
             for number in range(WRITERS)
         ]
-        life = Lake(stack, database, folder, follower.record, random.Random(seed), say) if with_lake else None
+        moves = None
+        if with_ddl:
+            with connect(url, application_name="torture", autocommit=True) as conn:
+                moves = Changing(conn, stack, folder, seed, lambda n: _proxy(stack, seed * 100 + NODES + n), leave)
+        beside = () if moves is None else (changing_tables.NAME,)
+        life = Lake(stack, database, folder, follower.record, random.Random(seed), say, beside) if with_lake else None
         if life is not None:
             life.prepare()
         for process in (follower, *nodes, *writers):
             leave.callback(process.close)
             process.start()
         havoc = Havoc(stack, postgres, url, nodes, writers, proxies, chance, say, life)
+        if moves is not None:
+            havoc.join(moves.nodes, moves.proxies, moves.alterers)
         if havoc.lake is not None:
             leave.callback(havoc.lake.close)
             havoc.lake.start()
         havoc.run(seconds)
         took_s = time.monotonic() - havoc.started
         say("everything is mended; the queues drain")
-        for proxy in proxies:
+        for proxy in havoc.proxies:
             proxy.rough = 0.0
+        if moves is not None:
+            moves.stop()
         for process in (*nodes, *writers):
             process.tell("stop")
         for writer in writers:
             writer.hear_until("stopped")
         with connect(url, application_name="torture", autocommit=True) as conn:
+            changed = None if moves is None else moves.drained(conn)
             ends = checks.drain(nodes, conn, database.id)
             follower.tell(f"until {checks.head(conn, database.id)}")
             if follower.hear() != "done":
@@ -178,16 +199,20 @@ def torture(folder: Path, seconds: float, seed: int, say: Callable[[str], None],
                     lambda: parquet.check(conn, found.server, before),
                     "changes cut behind their proof; files as log and rows",
                 )
+            if changed is not None:
+                to_look_at |= changing.promises(changed, with_lake=with_lake)
             checked, breaches, verdicts = checks.look(to_look_at, say)
         faults = Counter(havoc.done)
         if havoc.lake is not None:
             faults.update(havoc.lake.done)
-        for proxy in proxies:
+        if moves is not None:
+            faults.update(changing.kinds_done(moves.alterers))
+        for proxy in havoc.proxies:
             faults.update(proxy.counts)
         # No device is copied here: late calls can make a node take a new id, which is counted among the faults.
         faults["new node id taken"] = sum(len(proxy.nodes) - 1 for proxy in proxies)
         made = sum(len(r.made) for r in recorded)
-        wanted = WANTED | lake.WANTED if with_lake else WANTED
+        wanted = WANTED | (lake.WANTED if with_lake else frozenset()) | (changing.WANTED if with_ddl else frozenset())
         return Report(seed, drawn, took_s, made, faults, wanted, verdicts, checked, breaches)
 
 
