@@ -10,8 +10,9 @@ from anabranch.scenario.run import Runner
 
 LAKE_WORDS = ("parquet", "compact")
 """Of stories that need Spark: one process tells them all, and so Spark is started once."""
-HEAVY_WORDS = (*LAKE_WORDS, "rewind")
-"""Of those, and of stories that start services of their own on a server that is taken back."""
+HEAVY_WORDS = (*LAKE_WORDS, "rewind", "alter table", "alter type", "drop table")
+"""Of those, of stories that start services of their own on a server that is taken back, and of those that change the
+schema: there are many."""
 HEAVY = frozenset(
     {
         *("17-crash-between-commit-and-answer", "51-services-killed-one-after-the-other"),
