@@ -32,7 +32,7 @@ def change(
 
 
 def at(changes: Sequence[Change], base: BaseRows | None, position: int) -> Row | None:
-    return as_of(TABLE, base, changes, position).get(KEY)
+    return as_of(TABLE, [] if base is None else [base], changes, position).get(KEY)
 
 
 def base(position: int, **cells: int | None) -> BaseRows:
@@ -59,12 +59,12 @@ def test_a_later_change_with_the_values_before_tells_too() -> None:
         *[{"id": "k", "a": 5, "b": 8}] * 2,
         None,
     ]
-    assert whole_changes(TABLE, changes, none)[0].row == {"id": "k", "a": 5, "b": 7}
+    assert whole_changes(TABLE, changes, [none])[0].row == {"id": "k", "a": 5, "b": 7}
 
 
 def test_what_the_log_has_beyond_the_files_goes_on_from_the_base() -> None:
     tail = [change(5, "update", {"a": 1}), change(6, "delete"), change(7, "insert", {"a": 2, "b": None})]
-    known = whole_changes(TABLE, tail, base(4, a=0, b=3))
+    known = whole_changes(TABLE, tail, [base(4, a=0, b=3)])
     assert [(one.row, one.before, one.complete) for one in known] == [
         ({"id": "k", "a": 1, "b": 3}, {"a": 0}, True),
         (None, {"a": 1, "b": 3}, True),
@@ -74,10 +74,10 @@ def test_what_the_log_has_beyond_the_files_goes_on_from_the_base() -> None:
 
 def test_a_batch_that_changed_nothing_makes_no_row_and_takes_none() -> None:
     none = change(1, "none")
-    assert whole_changes(TABLE, [none], BaseRows({}, 1))[0].row is None
-    assert whole_changes(TABLE, [none], base(1, a=1, b=2))[0].row == {"id": "k", "a": 1, "b": 2}
+    assert whole_changes(TABLE, [none], [BaseRows({}, 1)])[0].row is None
+    assert whole_changes(TABLE, [none], [base(1, a=1, b=2)])[0].row == {"id": "k", "a": 1, "b": 2}
     gone = [change(1, "insert", {"a": 1, "b": 2}), change(2, "delete"), change(3, "none")]
-    assert [one.row is None for one in whole_changes(TABLE, gone, BaseRows({}, 3))] == [False, True, True]
+    assert [one.row is None for one in whole_changes(TABLE, gone, [BaseRows({}, 3)])] == [False, True, True]
     assert [at(gone, BaseRows({}, 3), position) is None for position in (0, 1, 2, 3)] == [True, False, True, True]
 
 
@@ -88,6 +88,10 @@ class History:
     truth: list[Row | None]
     changes: list[Change]
     base: BaseRows | None
+
+    @property
+    def bases(self) -> list[BaseRows]:
+        return [] if self.base is None else [self.base]
 
 
 @st.composite
@@ -156,7 +160,7 @@ def knowable(history: History, position: int, name: str) -> bool:
 @settings(max_examples=600, deadline=None)
 @given(histories())
 def test_at_every_position_what_any_file_tells_is_known_and_nothing_else(history: History) -> None:
-    found = states(TABLE, KEY, history.changes, history.base)
+    found = states(TABLE, KEY, history.changes, history.bases)
     for position, row in enumerate(history.truth):
         state, then = found[position], at(history.changes, history.base, position)
         if row is None or (history.base is None and all(c.type == "none" for c in history.changes)):
@@ -165,6 +169,6 @@ def test_at_every_position_what_any_file_tells_is_known_and_nothing_else(history
             continue
         wanted = {n: cell for n, cell in row.items() if n == "id" or knowable(history, position, n)}
         assert state == then == wanted, position
-    for one, row in zip(whole_changes(TABLE, history.changes, history.base), history.truth[1:], strict=True):
+    for one, row in zip(whole_changes(TABLE, history.changes, history.bases), history.truth[1:], strict=True):
         assert one.row is None or row is not None
         assert all(row is not None and row[n] == cell for n, cell in (one.row or {}).items())
