@@ -39,12 +39,12 @@ class Shape:
     """One table's columns, as they are at the end of a run's stretch, which begins after ``since``."""
 
     file_table: FileTable
-    since: int = -1
+    since: int = 0
 
     @cached_property
     def history(self) -> Shape:
         """The columns of the table's changes in the stretch: those that were dropped in it come behind the others."""
-        found = self.file_table.with_former(self.since)
+        found = self.file_table.with_former(max(0, self.since))
         return self if found is self.file_table else Shape(found, self.since)
 
     @property

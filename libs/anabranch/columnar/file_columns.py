@@ -88,7 +88,7 @@ class FileTable:
         chosen = range(len(self.columns)) if of is None else of
         return [one.file_name for i in chosen for one in self.places[i]]
 
-    def with_former(self, since: int = -1) -> FileTable:
+    def with_former(self, since: int = 0) -> FileTable:
         """The table as its changes after ``since`` know it: with the columns behind its own that were dropped after
         ``since``. They are in its ``table.former``, with their positions."""
         former = [one.column for one in self.table.former if one.dropped_position > since]

@@ -20,9 +20,9 @@ from anabranch.cli.printable import say, say_json
 from anabranch.columnar.lake import LakeError, Registration
 from anabranch.columnar.row_states import Change, Key
 from anabranch.store.catalog.databases import load_database
-from anabranch.store.log.table_states import TableStates
 from anabranch.store.cells.cells_of_texts import key_of_text
 from anabranch.store.lake.source import LakeSource, NotCompactedError, TailTooLongError, open_lake
+from anabranch.store.log.table_states import TableStates
 from anabranch.store.nodes.names import node_names
 from anabranch.store.session.engine import Session
 

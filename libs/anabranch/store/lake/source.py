@@ -12,9 +12,9 @@ from anabranch.columnar.row_states import Change, Key
 from anabranch.errors import ServerError
 from anabranch.store.catalog.databases import Database
 from anabranch.store.catalog.ended_registrations import with_ended
-from anabranch.store.log.table_states import TableStates, read_states
 from anabranch.store.lake import compactions
 from anabranch.store.lake.compactions import TailRow
+from anabranch.store.log.table_states import TableStates, read_states
 from anabranch.store.session.engine import Session
 from anabranch.v1 import change_pb2
 from anabranch.values import Table, key_text

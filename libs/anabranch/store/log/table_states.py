@@ -1,5 +1,5 @@
-"""A table over time: ``anabranch.schema_changes`` has each changed table as it was before and is after. Its rows are never
-cut, so that they outlive the log, and the registrations of tables."""
+"""A table over time: ``anabranch.schema_changes`` has each changed table as it was before and is after. Its rows are
+never cut, so that they outlive the log, and the registrations of tables."""
 
 from __future__ import annotations
 
