@@ -49,10 +49,11 @@ where s.database_id = %s
 _NAMES = "select oid::int8, relname from pg_catalog.pg_class where relnamespace = %s::regnamespace and oid = any(%s)"
 _SET = """
 update anabranch.synced_tables
-set columns = %s, former_columns = %s, sql_name = nullif(%s, name), changed_position = %s,
+set columns = %s, former_columns = %s, key_columns = %s, sql_name = nullif(%s, name), changed_position = %s,
     shape = anabranch.shape_of(%s::int8::oid)
 where id = %s
 """
+_RENEW = "select anabranch.renew_table(%s, %s)"
 _VERSION = "update anabranch.databases set ddl_version = ddl_version + 1 where id = %s returning ddl_version"
 _KEPT = """
 insert into anabranch.schema_changes
@@ -63,15 +64,15 @@ _NOTICED = "delete from anabranch.captured where database_id = %s and type = 4"
 
 Rows = Mapping[str, list[Cell]]
 """A table's rows, by key text."""
-Changed = Mapping[str, Table | None]
+Changed = dict[str, Table | None]
 """The tables that are others by now, by identity; None: dropped."""
 
 
 def alter(writer: LogWriter, ddl: str, initial: Mapping[str, Cell] | None = None) -> int:
-    """Run DDL, and write what follows from it: columns added, dropped, renamed or retyped, tables renamed or dropped.
-    Columns of the key stay as they are. ``initial``: by name in SQL, the constants that rows have in added columns;
-    NULL for the others. Rows that have other values in the end than before, or than those, give effects. Returns the
-    group's position; the writer knows the tables as they are then."""
+    """Run DDL, and write what follows from it: columns added, dropped, renamed or retyped, tables renamed or dropped,
+    and tables with another key, which are registered anew. ``initial``: by name in SQL, the constants that rows have in
+    added columns; NULL for the others. Rows that have other values in the end than before, or than those, give effects.
+    Returns the group's position; the writer knows the tables as they are then."""
     conn, database, schema = writer.conn, writer.database, f'"{writer.database.schema_name}"'
     with conn.transaction():
         conn.execute(MARK_RESOLVER)
@@ -92,10 +93,15 @@ def alter(writer: LogWriter, ddl: str, initial: Mapping[str, Cell] | None = None
                 conn.execute(KEEP.encode(), (database.id, name))
                 continue
             columns, former = Jsonb(columns_to_json(table.columns)), Jsonb(former_columns_to_json(table.former))
-            conn.execute(_SET, (columns, former, table.sql_name, position, oids[name], table.id))
-            for key, effect in _effects(database.tables[name], table, rows[name], _rows(writer, table)):
-                given = batch_id, len(log), SERVER, table.id, key, effect.type, effect.data, effect.changed
-                log.append(LogRow(*given, effect.hash))
+            key = list(table.key_columns)
+            conn.execute(_SET, (columns, former, key, table.sql_name, position, oids[name], table.id))
+            if _is_pulled(writer, table):
+                [(number,)] = conn.execute(_RENEW, (table.id, position)).fetchall()
+                table = changed[name] = replace(table, id=number)
+            else:
+                for row_key, effect in _effects(database.tables[name], table, rows[name], _rows(writer, table)):
+                    given = batch_id, len(log), SERVER, table.id, row_key, effect.type, effect.data, effect.changed
+                    log.append(LogRow(*given, effect.hash))
             count, total = scan_sum(conn, database.schema_name, table)
             sums.append(SumRow(table.id, count, sum_to_bytes(total)))
         _keep(writer, ddl, changed, position)
@@ -114,7 +120,7 @@ def _changed(writer: LogWriter, oids: Mapping[str, int], position: int, initial:
     schema = f'"{database.schema_name}"'
     names: dict[int, str] = dict(conn.execute(_NAMES, (schema, list(oids.values()))).fetchall())
     found, known = run(conn, relations_of(database.schema_name, names.values()))
-    changed: dict[str, Table | None] = {}
+    changed: Changed = {}
     for name, before in database.tables.items():
         called = names.get(oids[name])
         if called is None:
@@ -161,6 +167,10 @@ def _effects(before: Table, after: Table, old: Rows, new: Rows) -> Iterator[tupl
             yield key, effect
 
 
+def _is_pulled(writer: LogWriter, table: Table) -> bool:
+    return table.key_columns != writer.database.tables[table.name].key_columns
+
+
 def _messages(changed: Changed, sums: Sequence[SumRow]) -> list[bytes]:
     names = {table.id: name for name, table in changed.items() if table is not None}
     return [
@@ -177,6 +187,7 @@ def _keep(writer: LogWriter, ddl: str, changed: Changed, position: int) -> None:
         version=version,
         tables=[table_message(table, changed_position=position) for table in changed.values() if table is not None],
         dropped=[name for name, table in changed.items() if table is None],
+        pulled=[name for name, table in changed.items() if table is not None and _is_pulled(writer, table)],
     )
     tables = {
         str(database.tables[name].id): {"before": table_to_json(database.tables[name]), "after": table_to_json(table)}

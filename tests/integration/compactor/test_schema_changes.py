@@ -216,6 +216,7 @@ def test_every_reader_tells_the_table_of_each_moment(make_lake: Callable[..., La
     assert all("table=todo" in file.path for file in lake.manifest().tables["todo"].all_files)
 
 
+@pytest.mark.long
 def test_files_are_put_together_as_ever(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     """And none of the history across a change, since its columns are others."""
     from anabranch_compactor import base, merge
@@ -321,6 +322,7 @@ def test_a_table_may_be_altered_and_dropped_between_two_runs(lake: Lake) -> None
     )
 
 
+@pytest.mark.long
 def test_a_row_tells_its_history_by_the_names_of_then(lake: Lake) -> None:
     told = Told(lake)
     told.insert(["a", "milk", True, 1])
@@ -345,6 +347,7 @@ def test_a_row_tells_its_history_by_the_names_of_then(lake: Lake) -> None:
     assert "task at" in shown.stdout
 
 
+@pytest.mark.long
 def test_a_cut_of_the_log_loses_nothing_of_what_versions_were(lake: Lake) -> None:
     told = Told(lake)
     told.insert(["a", "milk", True, 1], ["b", None, None, 2])
@@ -362,6 +365,7 @@ def test_a_cut_of_the_log_loses_nothing_of_what_versions_were(lake: Lake) -> Non
         assert {row["id"]: row for row in found} == printed(wanted), position
 
 
+@pytest.mark.long
 def test_an_altered_table_is_pulled_for_its_first_base_once_the_catalog_has_followed(lake: Lake) -> None:
     """Until then its rows are of another shape than the catalog's, and add up to no known sum."""
     lake.add_table("late", "create table late (id text primary key, v int)")
@@ -382,6 +386,7 @@ def test_an_altered_table_is_pulled_for_its_first_base_once_the_catalog_has_foll
     prove_all(lake)
 
 
+@pytest.mark.long
 def test_the_documented_macro_shows_what_rows_had_before_a_column(lake: Lake) -> None:
     told = Told(lake)
     told.insert(["a", "milk", True, 1], ["b", "tea", None, 2], ["c", None, None, 3])
@@ -405,3 +410,30 @@ def test_the_documented_macro_shows_what_rows_had_before_a_column(lake: Lake) ->
         assert [row[3] for row in changed.fetchall()] == [5, 5, 5, None, 5]
         before = conn.execute("select anabranch.before.qty from changes where list_contains(anabranch.changed, 'qty')")
         assert before.fetchall() == [(5,)]
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+def test_a_table_that_gets_another_key_ends_as_it_was(lake: Lake, compacted: bool) -> None:
+    told = Told(lake)
+    told.insert(["a", "milk", True, 1], ["b", "tea", False, 2])
+    told.alter("alter table todo drop column done")
+    if compacted:
+        lake.compact()
+    told.update("a", title="oats")
+    changed = told.alter(
+        "alter table todo drop constraint todo_pkey, alter title set not null, add primary key (title)"
+    )
+    told.note(told.writer.update("todo", ("tea",), {"n": 3}))
+    assert lake.compact().without_base == ()
+    prove_all(lake)
+    assert {row["id"]: row["n"] for row in base_rows(lake, "todo")} == {"a": 1, "b": 3}
+    for position, wanted in told.were.items():
+        # What was changed before the new registration had a base is not known there.
+        if position != changed:
+            found = command(lake, "rows", "--table", "todo", "--as-of", str(position))
+            assert {row["id"]: row for row in found} == printed(wanted), position
+    lake.compact()
+    told.note(told.writer.delete("todo", ("oats",)))
+    lake.compact()
+    prove_all(lake)
+    assert [row["id"] for row in base_rows(lake, "todo")] == ["b"]

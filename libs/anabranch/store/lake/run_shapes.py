@@ -97,4 +97,4 @@ def _alike(some: Mapping[str, FileTable], others: Mapping[str, FileTable]) -> bo
 
 
 def _columns(files: FileTable) -> tuple[object, ...]:
-    return files.columns, files.table.former
+    return files.columns, files.table.former, files.table.key_columns

@@ -71,7 +71,7 @@ class LakeSource:
 
 
 def open_lake(conn: Session, database: Database, table: str) -> LakeSource:
-    """A table, by its name in SQL or its identity, as the newest manifest has it.
+    """A table as the newest manifest has it. ``table``: its identity.
 
     Raises:
         LakeError: the lake has no such table.
@@ -81,8 +81,6 @@ def open_lake(conn: Session, database: Database, table: str) -> LakeSource:
     if published is None:
         raise NotCompactedError(f"nothing of {database.name} is compacted yet: run `anabranch compact`")
     manifest = with_ended(conn, database, from_json(published.manifest))
-    by_sql_name = {one.sql_name: name for name, one in database.tables.items()}
-    table = by_sql_name.get(table, table)
     now = database.tables.get(table)
     lake = LakeTable(published.root, manifest, table, file_codecs, now)
     begins = compactions.lake_begins(conn, database.id, database.epoch)
