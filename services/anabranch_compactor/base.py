@@ -86,6 +86,11 @@ def with_delta(base: Base, added: Sequence[File], old: Mapping[int, Sum], new: M
     return Base(buckets, (*base.files, *added))
 
 
+def with_sums(base: Base, sums: Mapping[int, Sum]) -> Base:
+    """The base with other sums of its buckets."""
+    return Base(tuple(_bucket(sums.get(number, Sum())) for number in range(len(base.buckets))), base.files)
+
+
 def due_for_merge(base: Base) -> list[int]:
     """The buckets whose deltas are many or large."""
     whole, deltas, many = [0] * len(base.buckets), [0] * len(base.buckets), [0] * len(base.buckets)

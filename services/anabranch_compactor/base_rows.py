@@ -49,14 +49,13 @@ def rows_of(
     """
     found = []
     keys, (least, most) = encoder.keys(changes).unique(), _bounds(shape, changes)
-    texts = [f"{OWN}.exact"] if shape.with_text else []
-    key_columns = [shape.names[i] for i in shape.table.key_index]
+    key_columns = [*shape.file_table.sources(shape.table.key_index), f"{OWN}.exact"]
     for path in paths:
         with pq.ParquetFile(path, filesystem=filesystem) as file:
             for group in range(file.num_row_groups):
                 if not _may_have(file, shape, group, least, most):
                     continue
-                rows = whole(file.read_row_group(group, columns=[*key_columns, *texts], use_threads=False))
+                rows = whole(file.read_row_group(group, columns=key_columns, use_threads=False))
                 hit = pc.is_in(encoder.keys(cells_of(shape.file_table, rows, shape.table.key_index)), value_set=keys)
                 if pc.any(hit).as_py():
                     found.append(_group(shape, file, group).filter(hit))
@@ -81,6 +80,8 @@ def _may_have(file: pq.ParquetFile, shape: Shape, group: int, least: Any, most: 
     if least is None:
         return True
     place = file.schema_arrow.get_field_index(shape.names[shape.table.key_index[0]])
+    if place < 0:
+        return True
     bounds = file.metadata.row_group(group).column(place).statistics
     return bounds is None or not bounds.has_min_max or (bounds.min <= most and bounds.max >= least)
 
@@ -94,7 +95,7 @@ def base_groups(shape: Shape, filesystem: fs.FileSystem, path: str) -> Iterator[
 
 def _group(shape: Shape, file: pq.ParquetFile, group: int) -> pa.RecordBatch:
     there = set(file.schema_arrow.names)
-    names = [*(name for name in shape.names if name in there), OWN]
+    names = [*(name for name in shape.file_table.sources() if name in there), OWN]
     rows = whole(file.read_row_group(group, columns=names, use_threads=False))
     cells, own = cells_of(shape.file_table, rows, range(shape.width)), own_fields(rows)
     return cells.append_column("position", own["position"]).append_column("deleted", own["deleted"])

@@ -24,7 +24,7 @@ from ulid import ULID
 from anabranch import faults
 from anabranch.clock import Clock
 from anabranch.columnar.file_columns import BASE, CHANGES, CONFLICTS
-from anabranch.columnar.manifest import FormerTable, Manifest, TableFiles, manifest_path, to_json
+from anabranch.columnar.manifest import EarlierBase, FormerTable, Manifest, TableFiles, manifest_path, to_json
 from anabranch.columnar.proof import Sum
 from anabranch.runtime import metrics
 from anabranch.runtime.telemetry import span
@@ -210,8 +210,12 @@ def _table(run: Run, name: str, units: Sequence[Unit], parts: Parts, proven: Seq
         require_gone(name, rows, replaced)
         old = replaced_sums(replaced)
         base = with_delta(base, [one.file for one in rows], old, live_sums(f"the base of {name}", rows))
-        require(f"the base of {name}", base_sum(base), table.table_sum)
-    return replace(_going_on(files, table.log, written), base=base)
+        if not table.resummed:
+            require(f"the base of {name}", base_sum(base), table.table_sum)
+    earlier = files.earlier
+    if table.resummed and files.base is not None:
+        earlier = (*earlier, EarlierBase(plan.after, files.base))
+    return replace(_going_on(files, table.log, written), base=base, earlier=earlier)
 
 
 def _history(
@@ -253,6 +257,7 @@ def _manifest(run: Run, tables: Mapping[str, TableFiles]) -> Manifest:
         "" if plan.last is None else plan.last.run_id,
         tables,
         tuple(FormerTable(one.shape.file_table, one.last_position) for one in plan.former),
+        plan.database.ddl_version,
     )
 
 

@@ -9,14 +9,17 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from google.protobuf.message import DecodeError
 
+from anabranch.columnar.encode import initial_column
 from anabranch.columnar.proof import NAME_SEPARATOR
 from anabranch.v1 import value_pb2
 from anabranch.values import Cell, Table, key_cells, key_text
 from anabranch.values.messages import NotGivenError, column_reader, column_writer
 from anabranch.values.parquet import FileCodec, file_codecs, file_type, may_need_text
-from anabranch_compactor.effect_columns import EffectDecoder, exact_columns
+from anabranch.wire.effects import INSERT
+from anabranch_compactor.effect_columns import DecodedColumn, EffectDecoder, exact_columns
 
 Batches = Iterator[pa.RecordBatch]
 Decoder = Callable[[pa.RecordBatch], Batches]
@@ -41,8 +44,9 @@ def _named(table: Table, written: Sequence[tuple[pa.Array, Any]], rows: int) -> 
 
 
 def log_decoder(table: Table) -> Decoder:
-    """Log rows to changes: our columns (``changed``: names with NAME_SEPARATOR), then the cells that the effect gives
-    and NULL for the others. A batch gives one for each form of its effects."""
+    """Log rows to changes: our columns (``changed``: names with NAME_SEPARATOR), then the cells that the effect gives;
+    the initial value of a column that came later than an insert; NULL for the others. A batch gives one for each form
+    of its effects."""
     decoder, with_text = EffectDecoder(table), exact_columns(table)
     types = [file_type(column) for column in table.columns]
 
@@ -50,19 +54,35 @@ def log_decoder(table: Table) -> Decoder:
         for form in decoder.decode(batch.column("effect")):
             count = len(form.rows)
             mine = batch if count == batch.num_rows else batch.take(pa.array(form.rows))
+            cells = form.cells
+            if form.type == INSERT:
+                cells = {**_from_before(table, mine.column("position"), cells), **cells}
             arrays = [mine.column(n) for n in ("position", "batch_id", "ordinal", "node_id", "type")]
             arrays.append(pa.repeat(pa.scalar(NAME_SEPARATOR.join(form.changed)), count))
             names = ["position", "batch", "ordinal", "node", "kind", "changed"]
             for i, kind in enumerate(types):
-                arrays.append(form.cells[i].values if i in form.cells else pa.nulls(count, kind))
+                arrays.append(cells[i].values if i in cells else pa.nulls(count, kind))
                 names.append(f"c{i}")
             for i in with_text:
-                exact = form.cells[i].exact if i in form.cells else None
+                exact = cells[i].exact if i in cells else None
                 arrays.append(pa.nulls(count, pa.string()) if exact is None else exact)
                 names.append(f"x{i}")
             yield pa.RecordBatch.from_arrays(arrays, names=names)
 
     return decode
+
+
+def _from_before(table: Table, positions: pa.Array, given: Collection[int]) -> dict[int, DecodedColumn]:
+    """The values of inserted rows in columns that came later."""
+    found = {}
+    for i, column in enumerate(table.columns):
+        if column.initial and i not in given:
+            values, exact = initial_column(column, len(positions))
+            older = pc.less(positions, column.added_position)
+            none = pa.scalar(None, pa.string())
+            values = pc.if_else(older, values, pa.scalar(None, values.type))
+            found[i] = DecodedColumn(values, pc.if_else(older, exact, none) if may_need_text(column) else None)
+    return found
 
 
 def pulled(table: Table, batches: Batches) -> Batches:

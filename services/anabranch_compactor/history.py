@@ -74,12 +74,17 @@ def filled(shape: Shape, rows: pa.RecordBatch, encoder: ColumnEncoder) -> Filled
         return np.where(before >= begin, before, -1)
 
     whole = (kind == OLD) | (kind == INSERT) | (kind == DELETE)
+    position, ends = rows.column("position").to_numpy(), shape.file_table.ends
     after, before = {}, {}
     for i in shape.rest:
         given = (kind == UPDATE) & np.array([shape.table.columns[i].name in one for one in names], np.bool_)[forms]
         last = earlier(whole | given)
         after[i] = np.where(given | (kind == INSERT), place, np.where(kind == DELETE, -1, last))
         before[i] = np.where(given | (kind == DELETE), last, -1)
+        if i in ends:
+            # From where the column was dropped on there is no value of it.
+            gone = position >= ends[i]
+            after[i], before[i] = np.where(gone, -1, after[i]), np.where(gone, -1, before[i])
     complete = (kind == INSERT) | (earlier(whole) >= 0)
     return Filled(rows, kind, keys, np.flatnonzero(first), after, before, complete, forms, names)
 

@@ -1,4 +1,8 @@
-"""Merges small files of earlier runs: history's by their size, a base's by bucket."""
+"""Merges small files of earlier runs: history's by their size, a base's by bucket. Of a table that lost a column, all
+buckets are written anew, since the hash of every row is another one.
+
+Changes of before a table was altered are never put together with later ones: they have other columns.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,7 @@ from anabranch.columnar.file_columns import BASE, CHANGES, CONFLICTS, OWN
 from anabranch.columnar.manifest import Base, File, TableFiles, table_folder
 from anabranch.columnar.proof import Sum
 from anabranch.runtime.telemetry import span
-from anabranch_compactor.base import due_for_merge, live_sums, with_merged
+from anabranch_compactor.base import base_sum, due_for_merge, live_sums, with_merged, with_sums
 from anabranch_compactor.base_rows import base_groups, base_table, in_slices, latest
 from anabranch_compactor.decode import Batches
 from anabranch_compactor.files.parquet_files import FILE_BYTES
@@ -50,7 +54,8 @@ def merged(run: Run, shapes: Mapping[str, Shape], tables: Mapping[str, TableFile
     """
     done = dict(tables)
     for name, shape in shapes.items():
-        since = run.plan.database.first_positions[name]
+        database = run.plan.database
+        since = max(database.first_positions[name], database.changed_positions[name])
         done[name] = replace(
             done[name],
             changes=_merged_history(run, shape, CHANGES, tables[name].changes, since),
@@ -70,9 +75,9 @@ def size_step(size: int) -> int:
     return step
 
 
-def of_registration(files: Sequence[File], first: int) -> tuple[File, ...]:
-    """The files whose changes are all of the table as it is registered now, since position ``first``. Those of before
-    may have columns that it no longer has, and hashes over other columns: they are never written again."""
+def of_present(files: Sequence[File], first: int) -> tuple[File, ...]:
+    """The files whose changes are all of the table as it is now, since position ``first``. Those of before may have
+    columns that it no longer has, and hashes over other columns: they are never written again."""
     return tuple(file for file in files if file.first_position > first)
 
 
@@ -89,7 +94,7 @@ def to_merge(files: tuple[File, ...]) -> tuple[File, ...]:
 def _merged_history(run: Run, shape: Shape, what: str, files: tuple[File, ...], since: int) -> tuple[File, ...]:
     """The files of ``changes/`` or ``conflicts/`` of a table after small ones were put together. Sorted by Spark's own
     operators, since they may be more than fits in memory."""
-    chosen = to_merge(of_registration(files, since))
+    chosen = to_merge(of_present(files, since))
     # Files that this run alone has written were only just sorted.
     if all(f"/{run.run_id}/" in file.path for file in chosen):
         return files
@@ -129,7 +134,9 @@ def _published(files: Iterable[File]) -> Sum:
 def _merged_bases(run: Run, shapes: Mapping[str, Shape], tables: Mapping[str, TableFiles]) -> dict[str, Base]:
     """New bases, of those tables that have buckets that are due. One task puts one bucket together."""
     bases = {name: base for name in shapes if (base := tables[name].base) is not None}
-    due = {name: buckets for name, base in bases.items() if (buckets := due_for_merge(base))}
+    resummed = {name for name in bases if run.plan.tables[name].resummed}
+    due = {name: _filled(base) if name in resummed else due_for_merge(base) for name, base in bases.items()}
+    due = {name: buckets for name, buckets in due.items() if buckets or name in resummed}
     if not due:
         return {}
     names = list(due)
@@ -137,17 +144,27 @@ def _merged_bases(run: Run, shapes: Mapping[str, Shape], tables: Mapping[str, Ta
     todo = [(number, bucket) for number, name in enumerate(names) for bucket in due[name]]
     with span("write"):
         work = traced("write task", bucket_merger(units, todo, TaskPlace(run.folder, run.run_id, run.plan.upto)))
-        reports = run.spark.range(0, len(todo), 1, len(todo)).mapInArrow(work, "reports string").collect()
+        tasks = max(1, len(todo))
+        reports = run.spark.range(0, len(todo), 1, tasks).mapInArrow(work, "reports string").collect()
     proven = prove(run, units, [Written(**file) for (text,) in reports for file in json.loads(text)])
     done = {}
     for number, name in enumerate(names):
         mine = [one for one in proven if one.written.unit == number]
         sums = live_sums(f"the merged base of {name}", mine)
+        base = bases[name]
+        if name in resummed:
+            base = with_sums(base, sums)
+            require(f"the base of {name}", base_sum(base), run.plan.tables[name].table_sum)
         for bucket in due[name]:
             what = f"bucket {bucket} of {name}"
-            require(what, sums.get(bucket, Sum()), bases[name].buckets[bucket].sum)
-        done[name] = with_merged(bases[name], due[name], [one.file for one in mine])
+            require(what, sums.get(bucket, Sum()), base.buckets[bucket].sum)
+        done[name] = with_merged(base, due[name], [one.file for one in mine])
     return done
+
+
+def _filled(base: Base) -> list[int]:
+    """The buckets that have a file."""
+    return sorted({file.bucket for file in base.files})
 
 
 def bucket_merger(
@@ -182,6 +199,12 @@ def merged_bucket(
     row group by row group, each with what deltas have for it and what they have up to its last key; at the end of the
     last one what deltas have beyond it. In memory are the deltas and a row group."""
     encoder = ColumnEncoder(shape.table)
+    if not deltas:
+        for number, path in enumerate(whole):
+            for rows in base_groups(shape, filesystem, path):
+                for table in _tables(shape, rows):
+                    yield number, table
+        return
     new = latest(shape, _together(rows for path in deltas for rows in base_groups(shape, filesystem, path)))
     changed = encoder.keys(new)
     new = new.filter(pc.invert(new.column("deleted")))

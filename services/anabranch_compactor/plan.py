@@ -22,6 +22,7 @@ from anabranch.store.catalog.drift import drift, stopped_tables
 from anabranch.store.catalog.ended_registrations import ended_registrations
 from anabranch.store.catalog.former_tables import Former, read_former
 from anabranch.store.cells.binary_cells import Row
+from anabranch.store.ddl.markers import waiting
 from anabranch.store.lake import compactions as store
 from anabranch.store.session.engine import Session, SessionOptions, connect
 from anabranch.values import Table
@@ -42,7 +43,8 @@ class TablePlan:
     """``log``: the sum of the table's effects in the run's stretch, None where there are none. ``conflicts``: that of
     its conflicts. ``table_sum``: its rows at the moment. ``extent``: its size, where its first base is to be pulled;
     ``taken_back``: of the rows that it has then those that changes past the services have touched which are in no group
-    yet, by key text, as they were before (None: not there)."""
+    yet, by key text, as they were before (None: not there). ``resummed``: whether a column was dropped in the stretch,
+    so that the hash of every row of the base is another one by now."""
 
     shape: Shape
     log: store.LogSum | None
@@ -50,6 +52,7 @@ class TablePlan:
     table_sum: Sum
     extent: store.Extent | None
     taken_back: Mapping[str, Row | None]
+    resummed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +100,7 @@ class Plan:
         ended = self._ended(table.name, 0)
         if known is None:
             return TableFiles(table.id, former.shape.file_table, ended=ended)
-        return replace(known, table_id=table.id, columns=former.shape.file_table, base=None, ended=ended)
+        return replace(known, table_id=table.id, columns=former.shape.file_table, base=None, ended=ended, earlier=())
 
     def files_of(self, name: str) -> TableFiles:
         """The published files of a table, to which the run adds its own."""
@@ -107,8 +110,9 @@ class Plan:
         if known is None:
             return TableFiles(shape.table.id, shape.file_table, ended=ended)
         # Dropped and made anew: its history goes on, its rows begin anew.
-        base = known.base if known.table_id == shape.table.id else None
-        return replace(known, table_id=shape.table.id, columns=shape.file_table, base=base, ended=ended)
+        base, earlier = (known.base, known.earlier) if known.table_id == shape.table.id else (None, ())
+        number, columns = shape.table.id, shape.file_table
+        return replace(known, table_id=number, columns=columns, base=base, ended=ended, earlier=earlier)
 
     def _ended(self, name: str, current: int) -> tuple[EndedRegistration, ...]:
         """The registrations of a table that have ended, those that no manifest has as such among them."""
@@ -121,7 +125,9 @@ class Plan:
             # Where the stretch has nothing of it, all its changes are published.
             last_position = self.after if former is None else former.last_position
             if known is not None and number == known.table_id:
-                done.append(EndedRegistration(number, last_position, known.columns, known.base, self.after))
+                columns = known.columns if former is None else former.shape.file_table
+                kept = known.base, self.after, known.earlier
+                done.append(EndedRegistration(number, last_position, columns, *kept))
             elif former is not None:
                 done.append(EndedRegistration(number, last_position, former.shape.file_table))
         return tuple(done)
@@ -154,12 +160,15 @@ def planned(url: str, db_name: str) -> Iterator[Plan]:
 
 
 def _to_pull(conn: Session, database: Database, last: Manifest | None) -> list[str]:
-    """The tables that get their first base. A table that is no longer as it was registered can't be pulled, or its rows
-    add up to no known sum: it waits until it is registered anew, but its part of the log and other tables do not wait.
-    """
+    """The tables that get their first base. A table that is not as the catalog has it can't be pulled, or its rows add
+    up to no known sum: it waits until the resolver has followed its change, but its part of the log and other tables do
+    not wait."""
     lacking = _without_base(database, last)
-    stopped = stopped_tables(drift(conn, database)) if lacking else {}
-    return [name for name in lacking if name not in stopped]
+    if not lacking:
+        return []
+    stopped = stopped_tables(drift(conn, database))
+    altered = {marker.table_id for marker in waiting(conn, database.id)}
+    return [name for name in lacking if name not in stopped and database.tables[name].id not in altered]
 
 
 def _without_base(database: Database, last: Manifest | None) -> list[str]:
@@ -195,20 +204,22 @@ def _plan(conn: Session, db_name: str, locked: Sequence[str]) -> Plan:
     logs = store.read_log_sums(conn, number, after, upto)
     conflicts = store.read_conflict_sums(conn, number, after, upto)
     sums = store.read_table_sums(conn, number)
-    lacking = set(_without_base(database, last)).intersection(locked)
+    # Once more, since a table may have been altered before it was locked.
+    lacking = set(_to_pull(conn, database, last)).intersection(locked)
     ever = {} if last is None else {name: files.columns.ever for name, files in last.tables.items()}
     former = []
     for one in _ended(conn, database, logs.keys() | conflicts.keys()):
         columns = file_table(one.table, ever.get(one.table.name, ()))
         ever[one.table.name] = columns.ever
         log, lost = logs.get(one.table.id), conflicts.get(one.table.id)
-        former.append(FormerPlan(Shape(columns), log, lost, one.last_position))
+        former.append(FormerPlan(Shape(columns, after), log, lost, one.last_position))
     tables = {}
     for name, table in database.tables.items():
-        shape = Shape(file_table(table, ever.get(name, ())))
+        shape = Shape(file_table(table, ever.get(name, ())), after)
         extent, taken_back = _rows_to_pull(conn, database, table) if name in lacking else (None, {})
         log, lost = logs.get(table.id), conflicts.get(table.id)
-        tables[name] = TablePlan(shape, log, lost, sums[table.id], extent, taken_back)
+        resummed = extent is None and any(one.dropped_position > after for one in table.former)
+        tables[name] = TablePlan(shape, log, lost, sums[table.id], extent, taken_back, resummed)
     cuts = store.read_cuts(conn, number, after, upto, CHANGES_PER_READ)
     earlier = ended_registrations(conn, database, last)
     return Plan(database, after, upto, tuple(cuts), last, tables, snapshot, tuple(former), earlier)

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from anabranch.columnar.encode import cells_of, own_fields
-from anabranch.columnar.file_columns import BASE
+from anabranch.columnar.file_columns import BASE, CHANGES
 from anabranch.columnar.lake import file_system
 from anabranch.columnar.manifest import File
 from anabranch.columnar.proof import Prover, Sum, batches_of, hash_sum, open_file
@@ -139,7 +139,7 @@ def _sum_of(row: Mapping[str, Any]) -> FileSum:
 
 def file_sum(what: str, shape: Shape, file: pq.ParquetFile, bucket: int = 0, buckets: int = 1) -> FileSum:
     """The sums of a file of changes, conflicts or a base (``what``)."""
-    prover, total = Prover(what, shape.file_table), FileSum()
+    prover, total = Prover(what, (shape.history if what == CHANGES else shape).file_table), FileSum()
     for rows in prover.read(file):
         own = own_fields(rows)
         places = pc.min_max(own["position"])
@@ -159,7 +159,7 @@ def file_sum(what: str, shape: Shape, file: pq.ParquetFile, bucket: int = 0, buc
 
 def content_sum(what: str, shape: Shape, file: pq.ParquetFile) -> Sum:
     """The sum of hashes of whole rows, our struct and all: equal where files have the same rows in any order."""
-    schema, total = shape.schemas[what], Sum()
+    schema, total = (shape if what == BASE else shape.history).schemas[what], Sum()
     for batch in batches_of(file, file.schema_arrow.names):
         leaves = [text for field in schema for text in _texts(field, _field(batch, field.name))]
         present = [pc.fill_null(one, _NONE) for one in leaves]

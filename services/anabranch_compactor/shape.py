@@ -13,7 +13,16 @@ from functools import cached_property
 
 import pyarrow as pa
 
-from anabranch.columnar.file_columns import BASE, CHANGES, CONFLICT_FIELDS, CONFLICTS, EXACT_TEXTS, OWN, FileTable
+from anabranch.columnar.file_columns import (
+    BASE,
+    CAUSE,
+    CHANGES,
+    CONFLICT_FIELDS,
+    CONFLICTS,
+    EXACT_TEXTS,
+    OWN,
+    FileTable,
+)
 from anabranch.values import Table
 
 OLD, INSERT, UPDATE, DELETE, NONE = range(5)
@@ -27,9 +36,16 @@ def quoted(name: str) -> str:
 
 @dataclass(frozen=True)
 class Shape:
-    """One table's columns."""
+    """One table's columns, as they are at the end of a run's stretch, which begins after ``since``."""
 
     file_table: FileTable
+    since: int = 0
+
+    @cached_property
+    def history(self) -> Shape:
+        """The columns of the table's changes in the stretch: those that were dropped in it come behind the others."""
+        found = self.file_table.with_former(max(0, self.since))
+        return self if found is self.file_table else Shape(found, self.since)
 
     @property
     def table(self) -> Table:
@@ -101,7 +117,7 @@ class Shape:
         """A row of ``conflicts/`` as Arrow has it."""
         numbers = {"position": pa.int64(), "ordinal": pa.int32()}
         ours = [(name, numbers.get(name, pa.string())) for name in CONFLICT_FIELDS]
-        return self._schema([*ours, ("untyped", pa.binary()), ("exact", EXACT_TEXTS)])
+        return self._schema([*ours, (CAUSE, pa.int32()), ("untyped", pa.binary()), ("exact", EXACT_TEXTS)])
 
     @cached_property
     def schemas(self) -> dict[str, pa.Schema]:

@@ -48,7 +48,8 @@ class Unit:
     @property
     def route(self) -> Route:
         """The way of rows to its parts."""
-        return Route(self.shape.table, self.first, self.parts)
+        shape = self.shape if self.what == BASE else self.shape.history
+        return Route(shape.table, self.first, self.parts)
 
 
 def units_of(plan: Plan, cores: int) -> list[Unit]:

@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
 from anabranch.columnar.encode import ColumnEncoder
-from anabranch.columnar.file_columns import BASE, CHANGES, CONFLICT_FIELDS, CONFLICTS, OWN
+from anabranch.columnar.file_columns import BASE, CAUSE, CHANGES, CONFLICT_FIELDS, CONFLICTS, OWN
 from anabranch.columnar.proof import Sum, row_sum
 from anabranch.runtime.telemetry import span
 from anabranch_compactor.base_rows import base_table, by_bucket, in_slices, rows_of, touched
@@ -91,7 +91,7 @@ def writer(units: Sequence[Unit], place: TaskPlace) -> Callable[[Batches], Batch
 
 
 def _changes(task: TaskFiles, unit: Unit, rows: pa.RecordBatch) -> Parts:
-    shape, encoder, part = unit.shape, ColumnEncoder(unit.shape.table), Parts()
+    shape, encoder, part = unit.shape.history, ColumnEncoder(unit.shape.history.table), Parts()
     if unit.before is not None:
         buckets = set((key_hashes(encoder.keys(rows).unique()) % unit.buckets).tolist())
         paths = [task.path(file.path) for file in touched(unit.before.files, buckets)]
@@ -103,7 +103,8 @@ def _changes(task: TaskFiles, unit: Unit, rows: pa.RecordBatch) -> Parts:
     part.files += task.write(CHANGES, shape, changes_of(shape, history))
     if unit.before is None or not unit.with_delta:
         return part
-    chosen = left(history)
+    # The base has the columns of the stretch's end alone, which come first.
+    shape, encoder, chosen = unit.shape, ColumnEncoder(unit.shape.table), left(history)
     for bucket, places in by_bucket(history.keys.take(pa.array(chosen)), unit.buckets):
         mine = chosen[places]
         tables = (
@@ -136,7 +137,7 @@ def _base(task: TaskFiles, unit: Unit, rows: pa.RecordBatch) -> Parts:
 
 
 def _conflicts(task: TaskFiles, unit: Unit, rows: pa.RecordBatch) -> Parts:
-    shape = unit.shape
+    shape = unit.shape.history
     by = [(name, "ascending") for name in (*shape.sorting, "position", "batch_id", "ordinal")]
     rows = rows.take(pc.sort_indices(rows, sort_keys=by))
     tables = (_conflict_table(shape, some) for some in in_slices(rows))
@@ -146,6 +147,8 @@ def _conflicts(task: TaskFiles, unit: Unit, rows: pa.RecordBatch) -> Parts:
 def _conflict_table(shape: Shape, rows: pa.RecordBatch) -> pa.Table:
     exact = exact_map(shape, [(i, rows.column(f"x{i}")) for i in shape.with_text], rows.num_rows)
     own = [rows.column(_LOG_NAMES.get(name, name)) for name in CONFLICT_FIELDS]
+    cause = rows.column(CAUSE)
+    own.append(pc.if_else(pc.equal(cause, 0), pa.scalar(None, cause.type), cause))
     fields = list(shape.conflicts_schema.field(OWN).type)
     struct = pa.StructArray.from_arrays([*own, rows.column("untyped"), exact], fields=fields)
     cells = [rows.column(f"c{i}") for i in range(shape.width)]

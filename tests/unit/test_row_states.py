@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anabranch.columnar.row_states import BaseRows, Change, Row, as_of, states, whole_changes
+from anabranch.columnar.row_states import BaseRows, Change, Columns, Row, as_of, states, whole_changes
 from anabranch.values import Column, Kind, Table
+from anabranch.values.table import FormerColumn
 
 REST = ("a", "b")
 TABLE = Table("t", (Column("id", Kind.STRING, "text"), *(Column(n, Kind.INT64, "bigint") for n in REST)), ("id",))
@@ -32,7 +33,7 @@ def change(
 
 
 def at(changes: Sequence[Change], base: BaseRows | None, position: int) -> Row | None:
-    return as_of(TABLE, base, changes, position).get(KEY)
+    return as_of(TABLE, [] if base is None else [base], changes, position).get(KEY)
 
 
 def base(position: int, **cells: int | None) -> BaseRows:
@@ -59,12 +60,12 @@ def test_a_later_change_with_the_values_before_tells_too() -> None:
         *[{"id": "k", "a": 5, "b": 8}] * 2,
         None,
     ]
-    assert whole_changes(TABLE, changes, none)[0].row == {"id": "k", "a": 5, "b": 7}
+    assert whole_changes(TABLE, changes, [none])[0].row == {"id": "k", "a": 5, "b": 7}
 
 
 def test_what_the_log_has_beyond_the_files_goes_on_from_the_base() -> None:
     tail = [change(5, "update", {"a": 1}), change(6, "delete"), change(7, "insert", {"a": 2, "b": None})]
-    known = whole_changes(TABLE, tail, base(4, a=0, b=3))
+    known = whole_changes(TABLE, tail, [base(4, a=0, b=3)])
     assert [(one.row, one.before, one.complete) for one in known] == [
         ({"id": "k", "a": 1, "b": 3}, {"a": 0}, True),
         (None, {"a": 1, "b": 3}, True),
@@ -74,10 +75,10 @@ def test_what_the_log_has_beyond_the_files_goes_on_from_the_base() -> None:
 
 def test_a_batch_that_changed_nothing_makes_no_row_and_takes_none() -> None:
     none = change(1, "none")
-    assert whole_changes(TABLE, [none], BaseRows({}, 1))[0].row is None
-    assert whole_changes(TABLE, [none], base(1, a=1, b=2))[0].row == {"id": "k", "a": 1, "b": 2}
+    assert whole_changes(TABLE, [none], [BaseRows({}, 1)])[0].row is None
+    assert whole_changes(TABLE, [none], [base(1, a=1, b=2)])[0].row == {"id": "k", "a": 1, "b": 2}
     gone = [change(1, "insert", {"a": 1, "b": 2}), change(2, "delete"), change(3, "none")]
-    assert [one.row is None for one in whole_changes(TABLE, gone, BaseRows({}, 3))] == [False, True, True]
+    assert [one.row is None for one in whole_changes(TABLE, gone, [BaseRows({}, 3)])] == [False, True, True]
     assert [at(gone, BaseRows({}, 3), position) is None for position in (0, 1, 2, 3)] == [True, False, True, True]
 
 
@@ -88,6 +89,10 @@ class History:
     truth: list[Row | None]
     changes: list[Change]
     base: BaseRows | None
+
+    @property
+    def bases(self) -> list[BaseRows]:
+        return [] if self.base is None else [self.base]
 
 
 @st.composite
@@ -156,7 +161,7 @@ def knowable(history: History, position: int, name: str) -> bool:
 @settings(max_examples=600, deadline=None)
 @given(histories())
 def test_at_every_position_what_any_file_tells_is_known_and_nothing_else(history: History) -> None:
-    found = states(TABLE, KEY, history.changes, history.base)
+    found = states(TABLE, KEY, history.changes, history.bases)
     for position, row in enumerate(history.truth):
         state, then = found[position], at(history.changes, history.base, position)
         if row is None or (history.base is None and all(c.type == "none" for c in history.changes)):
@@ -165,6 +170,107 @@ def test_at_every_position_what_any_file_tells_is_known_and_nothing_else(history
             continue
         wanted = {n: cell for n, cell in row.items() if n == "id" or knowable(history, position, n)}
         assert state == then == wanted, position
-    for one, row in zip(whole_changes(TABLE, history.changes, history.base), history.truth[1:], strict=True):
+    for one, row in zip(whole_changes(TABLE, history.changes, history.bases), history.truth[1:], strict=True):
         assert one.row is None or row is not None
         assert all(row is not None and row[n] == cell for n, cell in (one.row or {}).items())
+
+
+INITIAL = 5
+
+
+def grown(added: int, dropped: int) -> Table:
+    """A table with all columns that it ever had: c was added at one position, b dropped at another."""
+    added_one = Column("c", Kind.INT64, "bigint", initial=(INITIAL,), added_position=added)
+    former = FormerColumn(Column("b", Kind.INT64, "bigint"), dropped)
+    return Table("t", (*TABLE.columns[:2], added_one, former.column), ("id",), former=(former,))
+
+
+@dataclass
+class Altered:
+    """The states of a row of ``table`` after each position, and what files tell of them. From ``based`` on there was a
+    base."""
+
+    table: Table
+    truth: list[Row | None]
+    changes: list[Change]
+    bases: list[BaseRows]
+    based: int
+
+
+@st.composite
+def altered(draw: st.DrawFn) -> Altered:
+    """A row's changes in runs of the compactor, the last ones beyond all runs, while a column comes and one goes."""
+    ends = draw(st.lists(st.integers(0, 4), min_size=1, max_size=4))
+    based_after, tail = draw(st.sampled_from(range(len(ends)))), draw(st.integers(0, 3))
+    count = sum(ends) + tail
+    added, dropped = draw(st.integers(1, count + 1)), draw(st.integers(1, count + 1))
+    table = grown(added, dropped)
+    columns, values = Columns(table), st.sampled_from([None, 0, INITIAL])
+
+    def fresh(position: int) -> Row:
+        return {"id": "k", **{name: draw(values) for name in columns.at(position) if name != "id"}}
+
+    row: Row | None = fresh(0) if draw(st.booleans()) else None
+    truth, changes, earlier, base = [row], list[Change](), list[BaseRows](), None
+    position, based = 0, count + 1
+    for run, size in enumerate([*ends, tail]):
+        known = base is not None and row is not None and run < len(ends)
+        began = position
+        for _ in range(size):
+            position += 1
+            # What the change of the schema does to the row, before the group's own effects.
+            old = None if row is None else columns.shown(position, {"c": INITIAL, **row})
+            row = old
+            kind = draw(st.sampled_from(["none", "insert"] if row is None else ["none", "update", "delete", "nothing"]))
+            place = position, "B", 0, "N", kind, KEY
+            if kind == "insert":
+                row, known = fresh(position), run < len(ends)
+                changes.append(Change(*place, (), row, {}, True))
+            elif kind == "delete" and old is not None:
+                before = {n: cell for n, cell in old.items() if n != "id"} if known else {}
+                changes.append(Change(*place, (), None, before, known))
+                row, known = None, run < len(ends)
+            elif kind == "update" and old is not None:
+                names = tuple(draw(st.sets(st.sampled_from([n for n in old if n != "id"]), min_size=1)))
+                row = {**old, **{name: draw(values) for name in names}}
+                before = {n: old[n] for n in names} if known else {}
+                given_row = row if known else {"id": "k", **{n: row[n] for n in names}}
+                changes.append(Change(*place, names, given_row, before, known))
+            elif kind == "none":
+                shown: Row = old if known and old is not None else {"id": "k"}
+                changes.append(Change(*place, (), shown, {}, known and old is not None))
+            truth.append(row)
+        if based_after <= run < len(ends):
+            if base is not None and began < dropped <= position:
+                earlier.append(base)
+            base, based = BaseRows({} if row is None else {KEY: row}, position), min(based, position)
+    return Altered(table, truth, changes, [*earlier, *([] if base is None else [base])], based)
+
+
+@pytest.mark.slow
+@settings(max_examples=400, deadline=None)
+@given(altered())
+def test_a_row_is_told_in_the_columns_of_each_moment(told: Altered) -> None:
+    columns = Columns(told.table)
+    for position, row in enumerate(told.truth):
+        found = as_of(told.table, told.bases, told.changes, position).get(KEY)
+        if row is None:
+            assert found is None, position
+            continue
+        if position >= told.based:
+            assert found == row, position
+        elif found is not None:
+            assert {name: row[name] for name in found} == found, position
+    for one in whole_changes(told.table, told.changes, told.bases):
+        after = told.truth[one.position]
+        assert one.row is None or (after is not None and {name: after[name] for name in one.row} == one.row)
+        assert set(one.row or ()) <= set(columns.at(one.position))
+        assert not one.complete or one.row is None or one.row == after
+        assert one.complete or one.position <= told.based or one.type == "none", one
+
+
+def test_a_row_that_never_changed_is_told_with_what_its_table_has_lost() -> None:
+    table = grown(added=7, dropped=5)
+    bases = [BaseRows({KEY: {"id": "k", "a": 1, "b": 2}}, 1), BaseRows({KEY: {"id": "k", "a": 1, "c": INITIAL}}, 9)]
+    for position, wanted in ((0, {"a": 1, "b": 2}), (4, {"a": 1, "b": 2}), (5, {"a": 1}), (7, {"a": 1, "c": INITIAL})):
+        assert as_of(table, bases, [], position) == {KEY: {"id": "k", **wanted}}

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from anabranch.columnar.encode import cells_of
+from anabranch.columnar.encode import cells_of, own_fields
 from anabranch.columnar.evidence import EvidenceError
 from anabranch.columnar.file_columns import OWN
 from anabranch.columnar.manifest import File, TableFiles
@@ -49,8 +49,6 @@ class BaseReader:
         self._codecs = file_codecs(files.columns.table.columns)
         self._batch_bytes = batch_bytes
         self._table = files.columns.table
-        self._names = files.columns.names
-        self._own = [f"{OWN}.exact"] if files.columns.with_text else []
 
     def batches(self, after: RowPlace) -> Generator[tuple[pa.RecordBatch, RowPlace], None, None]:
         """The rows after a place, each batch with the place after it; none is empty.
@@ -84,7 +82,7 @@ class BaseReader:
             except (OSError, ValueError, KeyError, pa.ArrowException) as error:
                 raise EvidenceError(f"{self._folder}/{file.path}: {error}") from error
         if latest is not None:
-            left = latest.filter(pc.invert(_own(latest, "deleted"))).slice(skip)
+            left = latest.filter(pc.invert(latest.column("deleted"))).slice(skip)
             size = max(1, int(self._batch_bytes / max(1, left.nbytes) * left.num_rows))
             for batch in left.combine_chunks().to_batches(max_chunksize=size):
                 yield self._pulled(batch)
@@ -104,7 +102,7 @@ class BaseReader:
     ) -> Iterator[pa.RecordBatch]:
         about = opened.metadata.row_group(group)
         size = max(1, int(self._batch_bytes / max(1, about.total_byte_size) * about.num_rows))
-        columns = [*self._names, *self._own]
+        columns = [*self._columns.sources(), f"{OWN}.exact"]
         at = 0
         for batch in opened.iter_batches(size, row_groups=[group], columns=columns, use_threads=False):
             read = batch.num_rows
@@ -112,30 +110,31 @@ class BaseReader:
                 batch = batch.filter(shown.slice(at, read))
             at += read
             if skip < batch.num_rows:
-                yield self._pulled(batch.slice(skip))
+                yield self._pulled(cells_of(self._columns, batch.slice(skip), range(len(self._codecs))))
             skip = max(0, skip - batch.num_rows)
 
-    def _pulled(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        cells = cells_of(self._columns, batch, range(len(self._codecs)))
+    def _pulled(self, cells: pa.RecordBatch) -> pa.RecordBatch:
         exact = {i: cells.column(f"x{i}") for i in self._columns.with_text}
         columns = [codec.to_pull(cells.column(f"c{i}"), exact.get(i)) for i, codec in enumerate(self._codecs)]
         return pa.RecordBatch.from_arrays(columns, names=self._table.column_names)
 
     def _latest(self, deltas: Sequence[File]) -> pa.Table:
-        """The last row of each key in a bucket's deltas, deleted ones included."""
-        columns = [*self._names, OWN]
+        """The last row of each key in a bucket's deltas, deleted ones included: cells, ``position`` and ``deleted``."""
         read = []
         for file in deltas:
             try:
                 with self._open(file) as opened:
-                    read.append(opened.read(columns=columns, use_threads=False))
+                    rows = _one_batch(opened.read(columns=[*self._columns.sources(), OWN], use_threads=False))
             except (OSError, ValueError, pa.ArrowException) as error:
                 raise EvidenceError(f"{self._folder}/{file.path}: {error}") from error
-        rows = pa.concat_tables(read, promote_options="default").combine_chunks()
+            # Each file has the columns of its time.
+            cells, own = cells_of(self._columns, rows, range(len(self._codecs))), own_fields(rows)
+            read.append(cells.append_column("position", own["position"]).append_column("deleted", own["deleted"]))
+        rows = pa.Table.from_batches(read).combine_chunks()
         keys = self._keys(rows)
         order = [(name, "ascending") for name in keys.column_names]
         indices = pc.sort_indices(
-            keys.append_column("position", _own(rows, "position")), [*order, ("position", "descending")]
+            keys.append_column("position", rows.column("position")), [*order, ("position", "descending")]
         )
         keys, rows = keys.take(indices), rows.take(indices)
         other = None
@@ -145,22 +144,23 @@ class BaseReader:
         first = pa.chunked_array([pa.array([True] if rows.num_rows else [], pa.bool_()), *_chunks(other)])
         return rows.filter(first)
 
-    def _keys(self, rows: pa.Table | pa.RecordBatch) -> pa.Table:
+    def _keys(self, cells: pa.Table | pa.RecordBatch) -> pa.Table:
         """The columns that distinguish rows, without nulls."""
         columns: dict[str, pa.ChunkedArray | pa.Array] = {}
         for i in self._table.key_index:
-            values = rows.column(self._names[i])
+            values = cells.column(f"c{i}")
             if self._table.columns[i].kind is Kind.TIMESTAMP:
-                texts = pc.map_lookup(_own(rows, "exact"), pa.scalar(self._names[i]), "first")
-                columns[f"x{i}"] = pc.fill_null(texts, "")
+                columns[f"x{i}"] = pc.fill_null(cells.column(f"x{i}"), "")
                 values = pc.fill_null(values.cast(pa.int64()), 0)
             columns[f"c{i}"] = values
         return pa.table(columns)
 
     def _shown(self, opened: pq.ParquetFile, group: int, latest: pa.Table) -> pa.BooleanArray:
         """A mask of the rows of a row group that no delta replaces."""
-        wanted = [self._names[i] for i in self._table.key_index]
-        keys = self._keys(opened.read_row_group(group, columns=[*wanted, *self._own], use_threads=False))
+        index = self._table.key_index
+        columns = [*self._columns.sources(index), f"{OWN}.exact"]
+        rows = _one_batch(opened.read_row_group(group, columns=columns, use_threads=False))
+        keys = self._keys(cells_of(self._columns, rows, index))
         at = pc.cumulative_sum(pa.repeat(pa.scalar(1, pa.int64()), keys.num_rows))
         found = keys.append_column(_AT, at).join(
             self._keys(latest), keys.column_names, join_type="left semi", use_threads=False
@@ -174,8 +174,6 @@ def _chunks(values: pa.ChunkedArray | pa.Array | None) -> Sequence[pa.Array]:
     return values.chunks if isinstance(values, pa.ChunkedArray) else (values,)
 
 
-def _own(rows: pa.Table | pa.RecordBatch, name: str) -> pa.Array:
-    own = rows.column(OWN)
-    if isinstance(own, pa.ChunkedArray):
-        own = own.combine_chunks()
-    return own.field(name)
+def _one_batch(rows: pa.Table) -> pa.RecordBatch:
+    batches = rows.combine_chunks().to_batches()
+    return batches[0] if batches else pa.RecordBatch.from_pylist([], schema=rows.schema)

@@ -14,11 +14,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from anabranch.columnar.file_columns import OWN, FileTable
+from anabranch.columnar.file_columns import OWN, FileColumn, FileTable
 from anabranch.values import Column, Kind, Table
 from anabranch.values.arrow import to_cells
 from anabranch.values.canonical import INSERT_TYPE, INTEGER_TAGS, TEXT_TAGS, value_encoder
-from anabranch.values.parquet import FileCodec, decimal_texts, file_codecs
+from anabranch.values.parquet import FileCodec, decimal_texts, file_codecs, may_need_text
 
 _LITERAL, _BYTES, _DOUBLE = 0x0D, 0x05, 0x03
 _NAN_BITS = 0x7FF8000000000000
@@ -74,23 +74,36 @@ def own_fields(rows: pa.RecordBatch) -> dict[str, pa.Array]:
 
 
 def cells_of(files: FileTable, rows: pa.RecordBatch, places: Iterable[int]) -> pa.RecordBatch:
-    """``c…`` and ``x…`` of some columns of files' rows. A column that is younger than its file has its initial value,
-    NULL without one."""
-    names, there, found = files.names, set(rows.schema.names), {}
-    texts: dict[str, pa.Array] = {}
-    exact = rows.column(OWN).field("exact") if files.with_text else pa.nulls(0)
+    """``c…`` and ``x…`` of some columns of files' rows, as the columns are now. A column that is younger than its file
+    has its initial value, NULL without one."""
+    there, found, texts = set(rows.schema.names), {}, {}
+    exact = rows.column(OWN).field("exact") if OWN in there else pa.nulls(0)
     for i in places:
-        kind = files.columns[i].type
-        if names[i] in there:
-            values = rows.column(names[i])
-            found[f"c{i}"] = values if values.type == kind else values.cast(kind)
-            if i in files.with_text and exact.null_count < len(exact):
-                texts[f"x{i}"] = pc.map_lookup(exact, pa.scalar(names[i]), "first")
-        else:
-            found[f"c{i}"], texts[f"x{i}"] = initial_column(files.columns[i].column, rows.num_rows)
+        now = files.columns[i]
+        held = next((one for one in files.places[i] if one.file_name in there), None)
+        if held is None:
+            found[f"c{i}"], texts[f"x{i}"] = initial_column(now.column, rows.num_rows)
+            continue
+        values, of_it = rows.column(held.file_name), None
+        values = values if values.type == held.type else values.cast(held.type)
+        if may_need_text(held.column) and exact.null_count < len(exact):
+            of_it = pc.map_lookup(exact, pa.scalar(held.file_name), "first")
+        if held is not now:
+            values, of_it = _as_now(held, now, values, of_it)
+        found[f"c{i}"] = values
+        if of_it is not None:
+            texts[f"x{i}"] = of_it
     none = pa.nulls(rows.num_rows, pa.string())
     found |= {f"x{i}": texts.get(f"x{i}", none) for i in files.with_text if f"c{i}" in found}
     return pa.RecordBatch.from_pydict(found)
+
+
+def _as_now(
+    held: FileColumn, now: FileColumn, values: pa.Array, exact: pa.Array | None
+) -> tuple[pa.Array, pa.Array | None]:
+    """Values of a file column as one of another type holds them, and their exact texts."""
+    made, texts = FileCodec(now.column).from_pull(FileCodec(held.column).to_pull(values, exact))
+    return made, None if texts is None else pa.array(texts, pa.string())
 
 
 def initial_column(column: Column, count: int) -> tuple[pa.Array, pa.Array]:

@@ -104,7 +104,7 @@ class Evidence:
         """
         total = Sum()
         for table in self._manifest.tables.values():
-            prover = Prover(what, table.columns)
+            prover = Prover(what, table.columns.with_former() if what == CHANGES else table.columns)
             for file in _overlapping(table.changes if what == CHANGES else table.conflicts, after, upto):
                 total += self._file_sum(prover, f"{self._folder}/{file.path}", after, upto)
         return total

@@ -55,7 +55,12 @@ class LogWriter:
 
     def __init__(self, url: str, db_name: str) -> None:
         self.conn = connect(url, application_name="log-writer", autocommit=True)
-        self.database = load_database(self.conn, db_name)
+        self._db_name = db_name
+        self.load()
+
+    def load(self) -> None:
+        """Read the catalog: from here on the tables are as it has them now."""
+        self.database = load_database(self.conn, self._db_name)
         self._builders = {name: EffectBuilder(table) for name, table in self.database.tables.items()}
         self._sql = {name: TableSql(self.database.schema_name, t) for name, t in self.database.tables.items()}
 

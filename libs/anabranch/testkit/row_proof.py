@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from anabranch.columnar.file_columns import BASE, CHANGES, CONFLICT_FIELDS, KINDS, OWN, FileColumn, FileTable
+from anabranch.columnar.file_columns import BASE, CAUSE, CHANGES, CONFLICT_FIELDS, KINDS, OWN, FileColumn, FileTable
 from anabranch.columnar.proof import Sum
 from anabranch.values import Cell, Table
 from anabranch.values.canonical import RowEncoder
@@ -61,7 +61,11 @@ def _rows(files: FileTable, rows: pa.Table) -> Iterator[tuple[_Cells, Mapping[st
 
 def _cells(files: FileTable, cells: _Cells) -> list[Cell]:
     """A row's cells. A file that is older than a column has its initial value."""
-    return [cells[one.file_name] if one.file_name in cells else (*one.column.initial, None)[0] for one in files.columns]
+    found: list[Cell] = []
+    for one, places in zip(files.columns, files.places, strict=True):
+        there = [cells[place.file_name] for place in places if place.file_name in cells]
+        found.append((*there, *one.column.initial, None)[0])
+    return found
 
 
 def _row(files: FileTable, cells: _Cells, _: Mapping[str, Any]) -> int:
@@ -69,7 +73,9 @@ def _row(files: FileTable, cells: _Cells, _: Mapping[str, Any]) -> int:
 
 
 def _effect(files: FileTable, cells: _Cells, own: Mapping[str, Any]) -> int:
-    given = {"insert": None, "update": own["changed"] or ()}.get(own["type"], ())
+    names = enumerate(files.table.column_names)
+    had = [name for i, name in names if i not in files.ends or own["position"] < files.ends[i]]
+    given = {"insert": had, "update": own["changed"] or ()}.get(own["type"], ())
     digest = RowEncoder(files.table).effect_hash(_TYPES[own["type"]], _cells(files, cells), given)
     return int.from_bytes(digest, "big")
 
@@ -78,11 +84,12 @@ def _conflict(files: FileTable, cells: _Cells, own: Mapping[str, Any]) -> int:
     value = own["untyped"]
     if value is None:
         value = _losing(cells, [one for one in files.ever if one.column.name == own["column"]])
-    return conflict_hash([own[name] for name in CONFLICT_FIELDS], value)
+    cause = [own[CAUSE]] if own.get(CAUSE) is not None else []
+    return conflict_hash([*(own[name] for name in CONFLICT_FIELDS), *cause], value)
 
 
 def conflict_hash(fields: Sequence[str | int], value: bytes) -> int:
-    """The hash of a conflict. ``fields``: those of CONFLICT_FIELDS."""
+    """The hash of a conflict. ``fields``: those of CONFLICT_FIELDS, and its cause where it has one."""
     return int.from_bytes(sha256("\x1f".join(map(str, fields)).encode() + value).digest()[:16], "big")
 
 

@@ -17,8 +17,9 @@ TIME                          INT64, microseconds since midnight (24:00:00 is 86
 ARRAY                         string, the JSON array of the elements' texts, as a Pull carries it
 ============================  ==================================================================================
 
-A value that its type can't hold (NaN in a numeric(p, s), a timestamp after the year 294246) is NULL in the column, and
-its exact text is in the map ``anabranch.exact``, under the file column's name.
+A value that its type can't hold (NaN in a numeric(p, s), a number that Postgres wrote when the column had another
+precision, a timestamp after the year 294246) is NULL in the column, and its exact text is in the map
+``anabranch.exact``, under the file column's name.
 """
 
 from __future__ import annotations
@@ -57,7 +58,6 @@ _TYPES: ByKind[pa.DataType] = ByKind(
     },
 )
 _NUMBERS: dict[Kind, pa.DataType] = {Kind.TIMESTAMP: pa.int64(), Kind.DATE: pa.int32(), Kind.TIME: pa.int64()}
-_NAN = "NaN"
 Exact = Sequence[str | None] | None
 """The texts of values that the file column can't hold, each at its row's place; None where there are none."""
 
@@ -96,6 +96,7 @@ class FileCodec:
         self._show = element_printer(element)
         self._read = element_parser(element)
         self._digits = declared_digits(column) if column.kind is Kind.DECIMAL else None
+        self._as_declared = "" if self._digits is None else _as_printed(*self._digits)
 
     def write(self, cells: Sequence[Cell]) -> tuple[pa.Array, Exact]:
         """The file column of ``cells``.
@@ -112,10 +113,7 @@ class FileCodec:
             numbers = pa.array(cells, _NUMBERS[kind])
             return (numbers if kind is Kind.TIME else numbers.view(self.type)), exact
         if self._digits is not None:
-            if _NAN in cells:
-                exact = [c if c == _NAN else None for c in cast("Sequence[str | None]", cells)]
-                cells = [None if c == _NAN else c for c in cells]
-            return pa.array(cells, pa.string()).cast(self.type), exact
+            return self._decimals(pa.array(cells, pa.string()), self._as_declared)
         if kind is Kind.ARRAY:
             cells = [None if c is None else self._array_text(c) for c in cells]
         return pa.array(cells, self.type), None
@@ -162,12 +160,16 @@ class FileCodec:
         if kind is Kind.TIMESTAMP and pa.types.is_string(values.type):
             return self.write(to_cells(self.column, values))
         if self._digits is not None:
-            special = pc.equal(values, _NAN)
-            if pc.any(special).as_py():
-                plain = pc.if_else(special, pa.scalar(None, pa.string()), values)
-                return plain.cast(self.type), pc.if_else(special, values, pa.scalar(None, pa.string())).to_pylist()
-            return values.cast(self.type), None
+            return self._decimals(values, self._as_declared)
         return (values if values.type == self.type else values.cast(self.type)), None
+
+    def _decimals(self, texts: pa.Array, as_declared: str) -> tuple[pa.Array, Exact]:
+        """Texts of decimals as the file column holds them, and those that it would not give back as they are."""
+        fits = pc.match_substring_regex(texts, as_declared)
+        if pc.all(fits).as_py() is not False:
+            return texts.cast(self.type), None
+        none = pa.scalar(None, pa.string())
+        return pc.if_else(fits, texts, none).cast(self.type), pc.if_else(fits, none, texts).to_pylist()
 
     def to_pull(self, values: pa.Array, exact: pa.Array | None = None) -> pa.Array:
         """A file column as a Pull carries it: the inverse of ``from_pull``. ``exact``: the texts of values that the
@@ -191,6 +193,12 @@ class FileCodec:
             ValueError: the values are not of the type that carries the column.
         """
         return to_cells(self.column, values, self._read)
+
+
+def _as_printed(precision: int, scale: int) -> str:
+    """A regular expression for numbers as Postgres prints those of a declared precision and scale."""
+    whole = precision - scale
+    return "^-?" + (f"[0-9]{{1,{whole}}}" if whole else "0") + (f"\\.[0-9]{{{scale}}}" if scale else "") + "$"
 
 
 def file_codecs(columns: Iterable[Column]) -> list[FileCodec]:

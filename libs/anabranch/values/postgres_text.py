@@ -21,6 +21,7 @@ from anabranch.values.calendar import (
 )
 from anabranch.values.cells import Cell, Literal
 from anabranch.values.kinds import TEXT_KINDS, ByKind, Kind
+from anabranch.values.table import Column
 
 
 def _double_text(cell: float) -> str:
@@ -121,3 +122,12 @@ def array_parser(element: Kind) -> Callable[[str], Cell]:
         return open_braces[0][0]
 
     return parse_array
+
+
+def cell_text(column: Column, cell: Cell) -> str | None:
+    """A cell's text, as Postgres prints it; None for NULL."""
+    if cell is None or isinstance(cell, str):
+        return cell
+    if column.kind is Kind.ARRAY:
+        return array_printer(column.element_kind or Kind.STRING)(cell)
+    return element_printer(column.kind)(cell)

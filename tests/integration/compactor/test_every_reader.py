@@ -145,7 +145,7 @@ def check(model: Model, based: int, ended: int = -1) -> None:
             assert change["complete"] == known or change["type"] == "none", (key, change)
             assert known or change["position"] <= based, (key, change)
             assert change["time"] == moment_of(change["position"])
-    views, _, as_of = STATEMENTS
+    views, _, as_of, _ = STATEMENTS
     with duckdb.connect() as conn_:
         conn_.execute(views.replace("/data/lake/shop/01J…", str(lake.lake_folder)))
         *before_it, query = as_of.split(";\n")[:2]

@@ -86,7 +86,7 @@ def test_a_table_as_it_was_at_every_position(lake: Lake) -> None:
     found = states(lake)
     compacted = lake.manifest().to_position
     statements = re.findall(r"```sql\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
-    views, history, as_of = statements
+    views, history, as_of, _ = statements
     macro, as_of = as_of.split(";\n")[:2]
     with duckdb.connect() as conn:
         conn.execute(views.replace("/data/lake/shop/01J…", str(lake.lake_folder)))

@@ -163,7 +163,7 @@ class Model:
             assert [told(change, table.column_names) for change in changes] == list(map(same, self.told[name])), name
             assert all(change.complete for change in changes if change.type != "none"), name
             for position, were in self.were:
-                then = as_of(lake.table, base, changes, position)
+                then = as_of(lake.table, [base], changes, position)
                 wanted_then = {same(key): same(row) for key, row in were.get(name, {}).items()}
                 assert shown(then, table.column_names) == wanted_then, (name, position)
 

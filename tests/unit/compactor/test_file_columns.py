@@ -108,8 +108,8 @@ def test_a_manifest_of_an_earlier_release_tells_no_registrations() -> None:
 
 
 def test_a_manifest_of_another_format_is_refused() -> None:
-    with pytest.raises(ManifestError, match="format 3"):
-        from_json({"format": 3})
+    with pytest.raises(ManifestError, match="format 4"):
+        from_json({"format": 4})
 
 
 def test_sums_go_round_at_their_end() -> None:

@@ -84,13 +84,17 @@ def the_conflicts() -> tuple[pa.Table, list[Sum]]:
             "key": [key] * count,
             "column_name": [name for name, _ in sent],
             **{name: values for name, values in texts.items() if name != "batch_id"},
+            "cause": pa.array([i % 2 for i in range(count)], pa.int32()),
             "losing_value": pa.array([value for _, value in sent], pa.binary()),
         }
     )
     [read] = conflict_decoder(TABLE)(rows)
     own = rows.to_pydict()
     hashes = [
-        row_proof.conflict_hash([values[i] for name, values in own.items() if name != "losing_value"], sent[i][1])
+        row_proof.conflict_hash(
+            [values[i] for name, values in own.items() if name != "losing_value" and (name != "cause" or values[i])],
+            sent[i][1],
+        )
         for i in range(count)
     ]
     return write._conflict_table(SHAPE, read), [Sum() + Sum(count, sum(hashes))]

@@ -22,9 +22,9 @@ from anabranch.columnar.row_states import Change, Key
 from anabranch.store.catalog.databases import load_database
 from anabranch.store.cells.cells_of_texts import key_of_text
 from anabranch.store.lake.source import LakeSource, NotCompactedError, TailTooLongError, open_lake
+from anabranch.store.log.table_states import TableStates
 from anabranch.store.nodes.names import node_names
 from anabranch.store.session.engine import Session
-from anabranch.values import Table
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
@@ -72,8 +72,9 @@ def history(
     if source.registered_anew:
         say(f"anabranch: {_anew(table)}", err=True)
     grid = Grid("time", "node", "principal", "change", "column", "before", "after", "batch", "position")
-    for known, changes in found:
+    for states, changes in found:
         for change in changes:
+            known = states.at(change.position)
             if as_json:
                 say_json(change_json(known, change, names))
             else:
@@ -83,12 +84,12 @@ def history(
         Console().print(grid)
 
 
-def _history(conn: Session, source: LakeSource, key: Key) -> Iterator[tuple[Table, list[Change]]]:
+def _history(conn: Session, source: LakeSource, key: Key) -> Iterator[tuple[TableStates, list[Change]]]:
     """The changes of the row in every registration whose key is the table's."""
     tail = source.tail(conn, key)
     for one in source.lake.registrations:
         if _key_columns(one) == _key_columns(source.lake.registrations[-1]):
-            yield one.table, source.lake.whole_changes(one, tail, key=key)
+            yield source.states(conn, one), source.lake.whole_changes(one, tail, key=key)
 
 
 def _key_columns(registration: Registration) -> list[tuple[object, ...]]:
@@ -113,8 +114,8 @@ def rows_as_of(
     data_dir: DataDir = None,
     postgres_url: PostgresUrl = None,
 ) -> None:
-    """Show a table's rows as they were at a moment, by key. A value that neither a file nor the log has is shown as ?,
-    and left out of JSON."""
+    """Show a table's rows as they were at a moment, by key, in the columns of that moment. A value that neither a file
+    nor the log has is shown as ?, and left out of JSON."""
     try:
         position = position_of(moment)
     except ValueError as error:
@@ -124,15 +125,15 @@ def rows_as_of(
             raise refuse("BEFORE_LAKE", f"the lake of {db} begins at {source.begins} ({moment_of(source.begins)})")
         if source.registered_anew and position > source.upto:
             raise refuse("NOT_COMPACTED", _anew(table))
-        known = source.lake.registration_at(position).table
+        known = source.states(conn, source.lake.registration_at(position)).at(position)
         rows = source.lake.as_of(position, source.tail(conn))
     ordered = [rows[key] for key in sorted(rows, key=key_order)]
     if as_json:
         for row in ordered:
             say_json(row_json(known, row))
         return
-    title = f"{table} at {moment_of(position)}, position {position}"
-    grid = Grid(*map(_column, known.column_names), title=cell(title))
+    title = f"{known.sql_name} at {moment_of(position)}, position {position}"
+    grid = Grid(*(_column(column.sql_name) for column in known.columns), title=cell(title))
     for row in ordered:
         add_row(grid, known, row)
     Console().print(grid)

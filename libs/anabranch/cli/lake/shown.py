@@ -1,5 +1,5 @@
-"""Rows and changes of the lake, as JSON and in a grid; values as Postgres prints them. An unknown value is left out of
-JSON, and is a question mark in a grid."""
+"""Rows and changes of the lake, as JSON and in a grid; values as Postgres prints them, columns by their names in SQL at
+that moment. An unknown value is left out of JSON, and is a question mark in a grid."""
 
 from __future__ import annotations
 
@@ -11,25 +11,16 @@ from anabranch.cli.lake.positions import moment_of
 from anabranch.cli.lines import cell
 from anabranch.columnar.row_states import Change, Key, Row
 from anabranch.store.nodes.names import Who
-from anabranch.values import Cell, Column, Kind, Table
-from anabranch.values.postgres_text import array_printer, element_printer
+from anabranch.values import Cell, Table
+from anabranch.values.postgres_text import cell_text
 
 UNKNOWN = "?"
 _NOBODY = Who("", "")
 
 
-def text_of(column: Column, cell: Cell) -> str | None:
-    """A cell's text; None for NULL."""
-    if cell is None or isinstance(cell, str):
-        return cell
-    if column.kind is Kind.ARRAY:
-        return array_printer(column.element_kind or Kind.STRING)(cell)
-    return element_printer(column.kind)(cell)
-
-
 def row_json(table: Table, row: Row) -> dict[str, str | None]:
     """A row's known columns, in the table's order."""
-    return {c.name: text_of(c, row[c.name]) for c in table.columns if c.name in row}
+    return {c.sql_name: cell_text(c, row[c.name]) for c in table.columns if c.name in row}
 
 
 def change_json(table: Table, change: Change, names: Mapping[str, Who]) -> dict[str, object]:
@@ -44,7 +35,7 @@ def change_json(table: Table, change: Change, names: Mapping[str, Who]) -> dict[
         "node_name": who.name or None,
         "principal": who.principal or None,
         "type": change.type,
-        "changed": list(change.changed),
+        "changed": [_called(table, name) for name in change.changed],
         "row": None if change.row is None else row_json(table, change.row),
         "before": row_json(table, change.before),
         "complete": change.complete,
@@ -62,7 +53,7 @@ def add_change(grid: Grid, table: Table, change: Change, names: Mapping[str, Who
         before = _shown(table, change.before, name) if name and change.type in ("update", "delete") else ""
         after = _shown(table, change.row, name) if name and change.row is not None else ""
         end = (change.batch_id, str(change.position)) if first else ("", "")
-        grid.add_row(*map(cell, (*head, name, before, after, *end)))
+        grid.add_row(*map(cell, (*head, _called(table, name), before, after, *end)))
 
 
 _HEAD = ("",) * 4
@@ -73,10 +64,14 @@ def _columns_shown(table: Table, change: Change) -> list[str]:
     return {"update": list(change.changed), "delete": rest, "insert": list(table.column_names)}.get(change.type, [])
 
 
+def _called(table: Table, name: str) -> str:
+    return table.by_name[name].sql_name if name in table.by_name else name
+
+
 def _shown(table: Table, row: Row | None, name: str) -> str:
     if row is None or name not in row:
         return UNKNOWN
-    text = text_of(table.by_name[name], row[name])
+    text = cell_text(table.by_name[name], row[name])
     return "NULL" if text is None else text
 
 

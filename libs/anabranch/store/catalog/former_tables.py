@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, LiteralString
 
 import psycopg
 
@@ -28,11 +28,18 @@ from gone g
 returning id
 """
 """Ends a registration. The caller holds the database's claim, so that no group comes meanwhile."""
-READ = """
-select id, name, columns, key_columns, last_position, coalesce(sql_name, ''), former_columns
-from anabranch.former_tables
-where database_id = %s and id = any(%s::int[]) order by id
+_FORMER: LiteralString = """
+select f.id, f.name, f.columns, f.key_columns, f.last_position, coalesce(f.sql_name, ''), f.former_columns,
+       ended.state
+from anabranch.former_tables f left join lateral (
+    select nullif(c.tables -> f.id::text -> 'before', 'null') as state from anabranch.schema_changes c
+    where c.database_id = f.database_id and c.position > f.last_position and c.tables ? f.id::text
+    order by c.position limit 1
+) ended on true
 """
+"""Where a schema change ended a registration, what is known of it is how it was before: its key may be another one by
+now, and the log has no change of it by that."""
+READ: LiteralString = f"{_FORMER} where f.database_id = %s and f.id = any(%s::int[]) order by f.id"
 
 LAST_AUDIENCE = """
 select audience from anabranch.former_tables
@@ -40,11 +47,7 @@ where database_id = %s and coalesce(sql_name, name) = %s order by id desc limit 
 """
 """The audience expression of the last registration of the table that SQL called so."""
 
-READ_ALL = """
-select id, name, columns, key_columns, last_position, coalesce(sql_name, ''), former_columns
-from anabranch.former_tables
-where database_id = %(db)s order by id
-"""
+READ_ALL: LiteralString = f"{_FORMER} where f.database_id = %(db)s order by f.id"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,17 +79,10 @@ def _all(database_id: int) -> Steps[list[Former]]:
 
 
 def _former(rows: Iterable[tuple[Any, ...]]) -> list[Former]:
-    return [
-        Former(
-            Table(
-                name,
-                columns_from_json(columns, {}),
-                tuple(key),
-                number,
-                renamed=called,
-                former=former_columns_from_json(former),
-            ),
-            last,
-        )
-        for number, name, columns, key, last, called, former in rows
-    ]
+    found = []
+    for number, name, columns, key, last, called, former, state in rows:
+        if state is not None:
+            columns, key, former = state["columns"], state["key_columns"], state.get("former_columns") or []
+        known, gone = columns_from_json(columns, {}), former_columns_from_json(former)
+        found.append(Former(Table(name, known, tuple(key), number, renamed=called, former=gone), last))
+    return found

@@ -48,13 +48,13 @@ CONFLICT_SUMS = f"""
 select table_id, count(*), coalesce(sum(bytes), 0), {_BYTE_SUMS}
 from (select table_id, octet_length(losing_value) + octet_length(key) as bytes, sha256(
           convert_to(concat_ws(chr(31), position, batch_id, ordinal, key, column_name, losing_batch, losing_node,
-                               winning_batch, winning_node), 'UTF8') || losing_value) as hash
+                               winning_batch, winning_node, nullif(cause, 0)), 'UTF8') || losing_value) as hash
       from anabranch.conflicts
       where database_id = %(db)s and position > %(after)s and position <= %(upto)s) c
 group by table_id
 """
 """Conflicts have no hash of their own: the first 128 bits of SHA-256 over their fields (CONFLICT_FIELDS of
-``columnar.file_columns``, in that order) and their value."""
+``columnar.file_columns``, in that order, and the cause where there is one) and their value."""
 
 PUBLISHED = """
 select run_id, epoch, from_position, to_position, changes, root, manifest, published_ms
@@ -73,7 +73,8 @@ order by to_position
 FORGET_FILES = """
 update anabranch.compactions c
 set manifest = jsonb_set(c.manifest, '{tables}', coalesce(
-        (select jsonb_object_agg(t.key, t.value || '{"changes": [], "conflicts": [], "base": null, "ended": []}')
+        (select jsonb_object_agg(t.key, t.value || '{"changes": [], "conflicts": [], "base": null, "ended": [],
+                                                     "earlier": []}')
          from jsonb_each(c.manifest -> 'tables') t), '{}')) || '{"forgotten": true}'
 where c.database_id = %(db)s and not c.manifest ? 'forgotten'
       and exists (select from anabranch.compactions later where later.database_id = c.database_id
@@ -143,8 +144,8 @@ def begin_moment(conn: Session) -> None:
 
 
 def lock_rows(conn: Session, schema_name: str, tables: Iterable[str]) -> None:
-    """Lock tables ACCESS SHARE, before the moment is taken: a TRUNCATE that commits in between would read as an empty
-    table."""
+    """Lock tables, by their names in SQL, ACCESS SHARE, before the moment is taken: a TRUNCATE that commits in between
+    would read as an empty table."""
     for name in tables:
         conn.execute(f"lock table {quote(schema_name)}.{quote(name)} in access share mode".encode())
 
@@ -200,7 +201,7 @@ class Extent:
 
 
 def read_extent(conn: Session, schema_name: str, table: str) -> Extent:
-    """How large a table is."""
+    """How large a table (by its name in SQL) is."""
     [(pages, size)] = conn.execute(PAGES, (f"{quote(schema_name)}.{quote(table)}",)).fetchall()
     return Extent(int(pages), int(size))
 

@@ -51,6 +51,7 @@ CONFLICT_SCHEMA = pa.schema(
         ("losing_node", pa.string()),
         ("winning_batch", pa.string()),
         ("winning_node", pa.string()),
+        ("cause", pa.int32()),
         ("losing_value", pa.binary()),
     ]
 )

@@ -19,7 +19,8 @@ from anabranch.store.session.engine import Session
 SHAPES = """
 select run_id, from_position, to_position,
        jsonb_set(manifest, '{tables}', coalesce(
-           (select jsonb_object_agg(t.key, t.value || '{"changes": [], "conflicts": [], "base": null, "ended": []}')
+           (select jsonb_object_agg(t.key, t.value || '{"changes": [], "conflicts": [], "base": null, "ended": [],
+                                                        "earlier": []}')
             from jsonb_each(manifest -> 'tables') t), '{}'))
 from anabranch.compactions
 where database_id = %(db)s and epoch = %(epoch)s and to_position > %(after)s and from_position < %(upto)s
@@ -92,4 +93,8 @@ def _joined(pieces: Iterable[LogStretch]) -> Iterator[LogStretch]:
 def _alike(some: Mapping[str, FileTable], others: Mapping[str, FileTable]) -> bool:
     """Whether the tables that both have are the same. A table that only one of them has, has no changes in the stretch
     of the other."""
-    return all(some[name].columns == others[name].columns for name in some.keys() & others.keys())
+    return all(_columns(some[name]) == _columns(others[name]) for name in some.keys() & others.keys())
+
+
+def _columns(files: FileTable) -> tuple[object, ...]:
+    return files.columns, files.table.former, files.table.key_columns

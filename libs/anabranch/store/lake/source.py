@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from anabranch.columnar.file_columns import KINDS
-from anabranch.columnar.lake import LakeTable
+from anabranch.columnar.lake import LakeTable, Registration
 from anabranch.columnar.manifest import from_json
 from anabranch.columnar.row_states import Change, Key
 from anabranch.errors import ServerError
@@ -14,6 +14,7 @@ from anabranch.store.catalog.databases import Database
 from anabranch.store.catalog.ended_registrations import with_ended
 from anabranch.store.lake import compactions
 from anabranch.store.lake.compactions import TailRow
+from anabranch.store.log.table_states import TableStates, read_states
 from anabranch.store.session.engine import Session
 from anabranch.v1 import change_pb2
 from anabranch.values import Table, key_text
@@ -34,9 +35,9 @@ class TailTooLongError(ServerError):
 
 @dataclass(frozen=True, slots=True)
 class LakeSource:
-    """A table of the lake, as published up to ``upto``. ``begins``: the lake knows nothing of changes up to
-    this position. ``registered_anew``: whether the table is another registration's by now, whose rows the lake does not
-    have yet."""
+    """A table of the lake, as published up to ``upto``. ``begins``: the lake knows nothing of changes up to this
+    position. ``registered_anew``: whether the table is another registration's by now, whose rows the lake does not have
+    yet."""
 
     database_id: int
     lake: LakeTable
@@ -46,8 +47,12 @@ class LakeSource:
 
     @property
     def table(self) -> Table:
-        """The table as the lake has it."""
+        """The table as it is, or as the lake has it where it is not synced any more."""
         return self.lake.table
+
+    def states(self, conn: Session, of: Registration) -> TableStates:
+        """A registration over time: its columns, and what they and the table were called."""
+        return read_states(conn, self.database_id, of.table)
 
     def tail(self, conn: Session, key: Key | None = None) -> list[Change]:
         """The changes in the log beyond the lake, of one row or of all, in the order of the log.
@@ -62,11 +67,11 @@ class LakeSource:
             raise TailTooLongError(
                 f"the log has more than {MOST_TAIL_ROWS:,} changes since the last run: run `anabranch compact`"
             )
-        return _changes(self.table, rows)
+        return _changes(self.lake.registrations[-1].history.table, rows)
 
 
 def open_lake(conn: Session, database: Database, table: str) -> LakeSource:
-    """A table as the newest manifest has it.
+    """A table as the newest manifest has it. ``table``: its identity.
 
     Raises:
         LakeError: the lake has no such table.
@@ -76,8 +81,8 @@ def open_lake(conn: Session, database: Database, table: str) -> LakeSource:
     if published is None:
         raise NotCompactedError(f"nothing of {database.name} is compacted yet: run `anabranch compact`")
     manifest = with_ended(conn, database, from_json(published.manifest))
-    lake = LakeTable(published.root, manifest, table, file_codecs)
     now = database.tables.get(table)
+    lake = LakeTable(published.root, manifest, table, file_codecs, now)
     begins = compactions.lake_begins(conn, database.id, database.epoch)
     anew = now is not None and now.id != lake.registrations[-1].table_id
     return LakeSource(database.id, lake, published.to_position, begins, anew)

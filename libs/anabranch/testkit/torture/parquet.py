@@ -9,7 +9,7 @@ from typing import Any
 
 from anabranch.columnar.lake import LakeTable
 from anabranch.columnar.manifest import Manifest, from_json
-from anabranch.columnar.row_states import DELETE, INSERT, NONE, Key, Row
+from anabranch.columnar.row_states import DELETE, INSERT, NONE, Columns, Key, Row
 from anabranch.store.catalog.databases import Database
 from anabranch.store.lake import compactions
 from anabranch.store.session.engine import Session
@@ -84,7 +84,8 @@ def _logged(conn: Session, database: Database, table: Table) -> Sequence[tuple[A
 def _changes(lake: LakeTable, logged: Sequence[tuple[Any, ...]], before: Mapping[str, Row], based: int) -> None:
     """Every change and the row before and after it, and all rows at some positions, are what the log makes of the rows
     ``before``. From the first base on, at ``based``, everything is known; before that, known values are right."""
-    table = lake.table
+    table = lake.registrations[-1].history.table
+    columns, initial = Columns(table), {c.name: c.initial[0] for c in table.columns if c.initial}
     told = lake.whole_changes(lake.registrations[-1])
     assert len(told) == len(logged), f"{table.name}: {len(told)} changes in files, {len(logged)} in the log"
     rows = dict(before)
@@ -98,6 +99,9 @@ def _changes(lake: LakeTable, logged: Sequence[tuple[Any, ...]], before: Mapping
         assert set(change.changed) == set(changed or ()), f"{table.name} {here}: {change.changed}, not {changed}"
         if at in looked_at and at < position:
             _moment(lake, rows, at, based)
+        if columns.at(at) != columns.at(position):
+            # What changes of the schema do to rows by themselves.
+            rows = {key: columns.shown(position, {**initial, **row}) for key, row in rows.items()}
         at = position
         old = rows.get(key)
         _known(f"{table.name} {here} before", change.before, old, whole=False)
