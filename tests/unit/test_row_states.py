@@ -218,7 +218,7 @@ def altered(draw: st.DrawFn) -> Altered:
         began = position
         for _ in range(size):
             position += 1
-            # What the change of the schema does to the row, before the group's own effects.
+            # The effect of the schema change on the row, before the group's own effects.
             old = None if row is None else columns.shown(position, {"c": INITIAL, **row})
             row = old
             kind = draw(st.sampled_from(["none", "insert"] if row is None else ["none", "update", "delete", "nothing"]))

@@ -176,11 +176,11 @@ def _still(on: Stage, session: LibpqSession, alters: int, steady_s: float) -> tu
     with steady.writing():
         time.sleep(steady_s / 5)  # the first calls make connections
         began = time.perf_counter()
-        time.sleep(steady_s)  # what is measured
+        time.sleep(steady_s)  # measured is this
         altering = time.perf_counter()
         for number in range(alters):
             _alter(session, f"busy_{number}")
-            time.sleep(BETWEEN_S)  # what is measured: the changes' way through the resolver
+            time.sleep(BETWEEN_S)  # measured is the changes' way through the resolver
         ended = time.perf_counter()
     return steady.longest_ms(began, altering), steady.longest_ms(altering, ended)
 

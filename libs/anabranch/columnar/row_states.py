@@ -81,7 +81,7 @@ class Columns:
         return {**{name: row[name] for name in self._names[at] if name in row}, **self._later[at]}
 
     def shown(self, position: int, row: Row) -> Row:
-        """What is known of a row in the columns that the table had at a position."""
+        """A row's known cells in the columns that the table had at a position."""
         return {name: row[name] for name in self.at(position) if name in row}
 
     def _stretch(self, position: int) -> int:

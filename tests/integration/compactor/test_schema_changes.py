@@ -209,7 +209,7 @@ def test_every_reader_tells_the_table_of_each_moment(make_lake: Callable[..., La
         at += 1
 
     changes = life(told, compact)
-    # What the log has beyond the lake is told, too, whatever changed in it.
+    # The log's tail beyond the lake is told, too, whatever changed in it.
     check(told)
     lake.compact()
     check(told, commands=[moment for position in changes for moment in (position - 1, position) if moment in told.were])
@@ -428,7 +428,7 @@ def test_a_table_that_gets_another_key_ends_as_it_was(lake: Lake, compacted: boo
     prove_all(lake)
     assert {row["id"]: row["n"] for row in base_rows(lake, "todo")} == {"a": 1, "b": 3}
     for position, wanted in told.were.items():
-        # What was changed before the new registration had a base is not known there.
+        # Changes of before the new registration had a base are not known there.
         if position != changed:
             found = command(lake, "rows", "--table", "todo", "--as-of", str(position))
             assert {row["id"]: row for row in found} == printed(wanted), position

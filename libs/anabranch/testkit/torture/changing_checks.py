@@ -1,4 +1,4 @@
-"""What must hold at the end of a fault run of the tables that DDL changed, judged by tables alone.
+"""The end of a fault run for the tables that DDL changed, judged by tables alone.
 
 No rule is decided anew here: Postgres's catalog says which tables and columns there are, and its rows what a device
 must show; a batch is in the log, or it is a dead letter with a reason; DDL was refused for no reason of ours.

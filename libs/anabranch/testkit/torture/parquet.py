@@ -100,7 +100,7 @@ def _changes(lake: LakeTable, logged: Sequence[tuple[Any, ...]], before: Mapping
         if at in looked_at and at < position:
             _moment(lake, rows, at, based)
         if columns.at(at) != columns.at(position):
-            # What changes of the schema do to rows by themselves.
+            # Changes of the schema change rows by themselves.
             rows = {key: columns.shown(position, {**initial, **row}) for key, row in rows.items()}
         at = position
         old = rows.get(key)
