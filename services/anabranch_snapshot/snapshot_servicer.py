@@ -76,7 +76,6 @@ class SnapshotServicer:
         """``SnapshotService.Pull``."""
         snapshot = self._snapshot
         database = await self._fresh(request.db_name, request.node_state)
-        database = await self._readable(database, {one.table for one in request.required})
         wanted = _wanted(database, request.required)
         principal = require_database(request.db_name)
         viewer = await self._viewer(database, request.node_state)
@@ -102,6 +101,10 @@ class SnapshotServicer:
                     yield response
             return
 
+        readable = await self._readable(database, {one.table for one in request.required})
+        if readable.schema_version != database.schema_version:
+            database, wanted = readable, _wanted(readable, request.required)
+            viewer = await self._viewer(database, request.node_state)
         past = Past(
             seen_by(database, request.node_state.greatest_seen),
             [one.progress.shown for one in wanted if one.progress is not None and one.progress.shown is not None],

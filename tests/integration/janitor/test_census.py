@@ -161,6 +161,8 @@ def test_tables_that_are_not_synced_are_counted_by_why(ground: Ground) -> None:
     capture_off(ground.conn, "app", "todo")
     assert counted(ground).unsynced == {**none, ("app", "capture_off"): 1}
     ground.conn.execute("alter table app.todo drop column title cascade")
+    assert counted(ground).unsynced == {**none, ("app", "capture_off"): 1}, "it waits, and is told as that"
+    ground.conn.execute("delete from anabranch.captured where type = 4")
     assert counted(ground).unsynced == {**none, ("app", "changed"): 1}
     ground.conn.execute("update anabranch.synced_tables set torn_ms = 1")
     assert counted(ground).unsynced == {**none, ("app", "torn"): 1}
