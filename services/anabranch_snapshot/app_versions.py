@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from anabranch.errors import ServerError
 from anabranch.runtime.errors import CallError
 from anabranch.store.log.schema_versions import SchemaVersion
 from anabranch.v1 import errors_pb2, snapshot_pb2
@@ -27,7 +28,7 @@ class TableThen:
     gone: tuple[Column, ...]
 
 
-class OutdatedError(Exception):
+class OutdatedError(ServerError):
     """The app's version can't be told any more: it needs ``version`` at least."""
 
     def __init__(self, version: int) -> None:

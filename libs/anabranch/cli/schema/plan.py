@@ -68,7 +68,7 @@ def make_plan(
 
     Raises:
         ScriptError: the script can't be taken apart, or has what can't be run.
-        PlanError: it can't be copied, or the migration fails.
+        MigrationPlanError: it can't be copied, or the migration fails.
         StructureError, PostgresUnavailableError: there is no way to copy it here.
         UnknownDatabaseError: there is no such database.
         psycopg.Error: Postgres refused something else.

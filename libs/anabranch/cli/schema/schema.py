@@ -18,7 +18,7 @@ from anabranch.cli.schema.plan_lines import plan_json, plan_lines
 from anabranch.embedded.postgres import PostgresUnavailableError
 from anabranch.store.catalog.databases import load_databases
 from anabranch.store.log.version_log import version_log
-from anabranch.store.plan.scratch import PlanError
+from anabranch.store.plan.scratch import MigrationPlanError
 from anabranch.store.plan.script import ScriptError
 from anabranch.store.plan.structure import StructureError
 from anabranch.store.session.engine import Session
@@ -95,7 +95,7 @@ def plan(
             )
         except ScriptError as error:
             raise refuse("SCRIPT", f"{file}: {error}") from error
-        except PlanError as error:
+        except MigrationPlanError as error:
             raise refuse("MIGRATION_FAILS", str(error)) from error
         except (StructureError, PostgresUnavailableError) as error:
             raise refuse("NO_COPY", str(error)) from error

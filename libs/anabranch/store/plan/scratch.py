@@ -64,7 +64,7 @@ returning t.id, cardinality(t.column_numbers) = jsonb_array_length(t.columns)
 """
 
 
-class PlanError(ServerError, RuntimeError):
+class MigrationPlanError(ServerError, RuntimeError):
     """The migration can't be planned, or would fail; the message says why."""
 
 
@@ -102,7 +102,7 @@ def read_source(conn: Session, url: str, database: str) -> Source:
     """Read what a plan needs of the real database. ``url``: that of its sessions.
 
     Raises:
-        PlanError: the log does not have the present schema yet.
+        MigrationPlanError: the log does not have the present schema yet.
         UnknownDatabaseError: there is no such database.
         psycopg.Error: it can't be read.
     """
@@ -110,7 +110,7 @@ def read_source(conn: Session, url: str, database: str) -> Source:
         conn.execute("set transaction isolation level repeatable read read only")
         found = load_database(conn, database)
         if is_any_waiting(conn, found.id):
-            raise PlanError(
+            raise MigrationPlanError(
                 "tables were altered a moment ago, and the log does not have that yet: plan again in a moment"
             )
         [(kept,)] = conn.execute(_DATABASE, (found.id,)).fetchall()
@@ -128,7 +128,7 @@ def copy_structure(url: str, structure: str, source: Source, *, roles: bool) -> 
     is there for this alone, so that roles may be made in it.
 
     Raises:
-        PlanError: a synced table can't be copied, or DDL would not be noticed there.
+        MigrationPlanError: a synced table can't be copied, or DDL would not be noticed there.
         psycopg.Error: Postgres refused something else.
     """
     migrate.upgrade(url)
@@ -151,9 +151,9 @@ def copy_structure(url: str, structure: str, source: Source, *, roles: bool) -> 
         for synced in source.database.tables.values():
             if not there.get(synced.id) and synced.name not in source.database.torn:
                 because = f": {'; '.join(missing)}" if missing else ""
-                raise PlanError(f'table "{synced.sql_name}" can\'t be copied as it is registered{because}')
+                raise MigrationPlanError(f'table "{synced.sql_name}" can\'t be copied as it is registered{because}')
         if not install(conn):
-            raise PlanError("the scratch server's role may make no event triggers: give one of a superuser")
+            raise MigrationPlanError("the scratch server's role may make no event triggers: give one of a superuser")
     return missing
 
 
@@ -176,7 +176,7 @@ def run_script(url: str, script: Script, source: Source, *, search_path: str | N
     """Run a migration in the copy, statement by statement.
 
     Raises:
-        PlanError: a statement fails, with its line.
+        MigrationPlanError: a statement fails, with its line.
     """
     with psycopg.connect(url, autocommit=True, application_name=_APPLICATION) as plain:
         path = source.search_path if search_path is None else search_path
@@ -196,7 +196,7 @@ def _run(plain: psycopg.Connection[Any], statement: ScriptStatement, path: str) 
         more = [one for one in (error.diag.message_detail, error.diag.message_hint) if one]
         if isinstance(error, psycopg.errors.UndefinedTable | psycopg.errors.UndefinedObject):
             more.append(f"names are looked up in {path}; --search-path gives another one")
-        raise PlanError(f"line {statement.line}: {'; '.join([words, *more])}") from error
+        raise MigrationPlanError(f"line {statement.line}: {'; '.join([words, *more])}") from error
 
 
 def planned(url: str, name: str) -> list[TableChange]:

@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from anabranch.errors import ServerError
+
 _TOKEN = re.compile(
     r"""
       (?P<comment>--[^\n]*)
@@ -54,7 +56,7 @@ _WRITES = frozenset(
 )
 
 
-class ScriptError(ValueError):
+class ScriptError(ServerError, ValueError):
     """The script has something that can't be run here; ``line`` is where."""
 
     def __init__(self, line: int, text: str) -> None:
