@@ -1,4 +1,5 @@
-"""Finds and removes old tombstones: reads the pages of all row versions, a stretch at a time.
+"""Finds and removes old tombstones, and versions that registrations which ended left: reads the pages of all row
+versions, a stretch at a time.
 
 No index leads to them: one would cost every write of a row. A round begins when there may be something new, which is
 once a day of the clock's, and ends after all pages that there were when it began. It starts anywhere, so that rounds

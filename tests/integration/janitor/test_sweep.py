@@ -118,6 +118,20 @@ def test_verdicts_and_tombstones_live_thirty_days_also_where_the_log_lives_seven
     assert left() == (set(), {"b", "c"})
 
 
+def test_histories_of_rows_go_with_their_registration(ground: Ground) -> None:
+    """A table that is dropped, or pulled anew as its key has changed, leaves the histories of its rows to a sweep."""
+    ground.write(2)
+    table = ground.writer.table("todo").id
+    for number, tombstone in ((table, None), (table + 77, None), (table + 77, "T")):
+        ground.conn.execute(
+            "insert into anabranch.row_versions (table_id, key, last_position, last_node, last_batch, tombstone_batch) "
+            "values (%s, %s, 9, 'n', 'b', %s)",
+            (number, f"{number} {tombstone}", tombstone),
+        )
+    ground.swept(31)
+    assert ground.conn.execute("select distinct table_id from anabranch.row_versions").fetchall() == [(table,)]
+
+
 def test_conflicts_stay_where_no_file_has_them(ground: Ground) -> None:
     """A lost value can always be read: from its table until it is in proven files."""
     ground.writer.commit([Logged("todo", losers=[("k", "title", b"")])])

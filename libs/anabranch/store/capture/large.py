@@ -91,10 +91,10 @@ where database_id = $1::int8::int and id between $2::int8 and $3::int8 and xid =
 order by 1
 """.encode()
 
-DELETE_OF = b"""
+DELETE_OF = f"""
 delete from anabranch.captured
-where database_id = $1::int8::int and id > $2::int8 and id <= $3::int8 and xid = $4::int8::text::xid8
-"""
+where database_id = $1::int8::int and id > $2::int8 and id <= $3::int8 and xid = $4::int8::text::xid8 and {CHANGE}
+""".encode()
 
 
 class Transaction(NamedTuple):

@@ -192,7 +192,7 @@ def table_ids(conn: Session, database_id: int) -> list[int]:
 
 def remove_tombstones(conn: Session, limits: Limits, tables: Sequence[int], first: int, end: int) -> int:
     """Remove the tombstones in the pages from ``first`` up to ``end`` whose rows were last written before both the
-    window and the floor."""
+    window and the floor, and all versions there of rows whose table's registration has ended."""
     upto = min(limits.floor, limits.kept_since_ms)
     values = {"first": f"({first},0)", "end": f"({end},0)", "tables": list(tables), "upto": upto}
     found = conn.execute(OLD_TOMBSTONES, values).fetchall()
