@@ -82,8 +82,9 @@ class MemorySchema:
 
     def enter(self, ddl: Ddl, position: int, restricted: Callable[[Table], bool]) -> None:
         """Carry a transaction out, at its position."""
-        changed = [n for n, t in ddl.tables.items() if self.tables.get(n) != t or n in ddl.pulled]
-        dropped = [n for n in self.tables if n not in ddl.tables]
+        new = ddl.pulled | ddl.created
+        changed = [n for n, t in ddl.tables.items() if self.tables.get(n) != t or n in new]
+        dropped = [n for n in self.tables if n not in ddl.tables or n in ddl.created]
         if not changed and not dropped:
             return
         self.tables = ddl.tables

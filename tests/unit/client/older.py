@@ -12,7 +12,8 @@ def before_schema_changes(conn: sqlite3.Connection) -> None:
     """Take from a file what came with format 9, its number apart."""
     for column in ("app_version", "needs_version", "ddl_version", "describe_at"):
         conn.execute(f"ALTER TABLE _db_state DROP COLUMN {column}")
-    conn.execute("ALTER TABLE _db_tables DROP COLUMN today")
+    for column in ("today", "absent_ms"):
+        conn.execute(f"ALTER TABLE _db_tables DROP COLUMN {column}")
 
 
 def before_audiences(conn: sqlite3.Connection) -> None:

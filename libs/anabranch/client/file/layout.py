@@ -94,7 +94,8 @@ STATEMENTS = (
     # rows. ``pull_*``: a pull under way, with its resume token; its rows are in the table itself while it is new, else
     # in ``pull_table``.
     # ``pull_told``: what the end of a restricted table's pull told of audiences. ``gain_*``: a pull under way of the
-    # audiences in ``gain``, a JSON list, into a live table.
+    # audiences in ``gain``, a JSON list, into a live table. ``absent_ms``: the server has described its tables without
+    # this one, and the log is to be read up to here before it is given up; 0 where it has not.
     """CREATE TABLE _db_tables (
         name TEXT PRIMARY KEY,
         ordinal INTEGER NOT NULL,
@@ -119,7 +120,8 @@ STATEMENTS = (
         pull_told BLOB NOT NULL DEFAULT x'',
         gain TEXT NOT NULL DEFAULT '',
         gain_resume BLOB NOT NULL DEFAULT x'',
-        today BLOB NOT NULL DEFAULT x'') WITHOUT ROWID""",
+        today BLOB NOT NULL DEFAULT x'',
+        absent_ms INTEGER NOT NULL DEFAULT 0) WITHOUT ROWID""",
     # The queue. ``value``: the frozen payload. ``server_timestamp_ms``: the position of its verdict, NULL before.
     # ``verdict``: the serialized Verdict. ``seen``: the log or a pull has shown it, and it waits for an earlier own
     # batch that touches one of its rows. ``asked_again``: its verdict was passed unseen and asked for again.
@@ -217,6 +219,7 @@ UPGRADES = {
         "ALTER TABLE _db_state ADD COLUMN ddl_version INTEGER NOT NULL DEFAULT 0",
         "ALTER TABLE _db_state ADD COLUMN describe_at INTEGER NOT NULL DEFAULT 0",
         "ALTER TABLE _db_tables ADD COLUMN today BLOB NOT NULL DEFAULT x''",
+        "ALTER TABLE _db_tables ADD COLUMN absent_ms INTEGER NOT NULL DEFAULT 0",
         # An earlier release knew no positions of schema changes: the tables are asked for anew.
         "UPDATE _db_state SET schema_version = 0",
     ),

@@ -12,7 +12,7 @@ from anabranch.client.file.device_file import Tx
 from anabranch.client.file.device_table import DeviceTable, quote
 from anabranch.client.overlay.rebase import tell
 from anabranch.client.queue import statements
-from anabranch.client.reading.arrow_rows import Chunk
+from anabranch.client.reading.arrow_rows import Chunk, OtherShapeError
 from anabranch.client.schema.make import drop_pull
 from anabranch.errors import AnabranchError
 from anabranch.v1 import position_pb2, snapshot_pb2
@@ -50,12 +50,21 @@ def prepare(tx: Tx, name: str) -> snapshot_pb2.RequiredTable | None:
 
 
 def put(tx: Tx, table: DeviceTable, response: snapshot_pb2.PullResponse, chunk: Chunk) -> None:
-    """Store a chunk's rows, their audiences where the table is restricted, and the resume token.
+    """Store a chunk's rows, their audiences where the table is restricted, and the resume token. ``table``: as the rows
+    were read for it.
 
     Raises:
         GivenUpError: the table is no longer among those of the file.
+        OtherShapeError: it has other columns now.
         CallFailed: the chunk is of another history than those before it.
     """
+    read_for, now = table, tx.tables.get(table.name)
+    if now is None:
+        raise GivenUpError
+    if now.table.column_names != read_for.table.column_names:
+        raise OtherShapeError(now.table)
+    # Under the names that it has by now.
+    table = now
     as_of = response.as_of
     row = tx.conn.execute(
         "SELECT pull_table, pull_first_ms, pull_epoch FROM _db_tables WHERE name = ?", (table.name,)

@@ -154,10 +154,7 @@ def verify(file: DeviceFile, name: str, now_ms: int, stopped: Callable[[], bool]
     """Read a table's base rows and return whether the kept sum is theirs; None if ``stopped`` came true before, or if
     the table is not one that can be read. If it is not theirs, the rows' own sum is kept from now on: it differs from
     the server's at every position, until the table is mended."""
-    table = file.tables().get(name)
     conn = file.reader()
-    if table is None:
-        return None
 
     def unless_stopped(rows: Iterable[tuple[Cell, ...]]) -> Iterator[tuple[Cell, ...]]:
         for row in rows:
@@ -170,7 +167,9 @@ def verify(file: DeviceFile, name: str, now_ms: int, stopped: Callable[[], bool]
             "SELECT t.count, t.hash, s.pulls FROM _db_tables t, _db_state s WHERE t.name = ? AND t.stage = 'live'",
             (name,),
         ).fetchone()
-        if state is None:
+        # As of the same moment: a schema change may alter it at any other.
+        table = file.tables().get(name)
+        if state is None or table is None:
             return None
         count, digest, pulls = state
         try:
@@ -190,14 +189,17 @@ def verify(file: DeviceFile, name: str, now_ms: int, stopped: Callable[[], bool]
             # Rows that can't be read have no sum: take one that the server's can't be.
             unknown = audience_checks.drift(conn, name, None) if table.restricted else {}
             drift, why = _Drift(-count - 1, 1, pulls, unknown), f"a row can't be read: {error}"
-    return _verified(file, name, drift, why, now_ms)
+    return _verified(file, table, drift, why, now_ms)
 
 
-def _verified(file: DeviceFile, name: str, drift: _Drift, why: str, now_ms: int) -> bool | None:
-    good = drift.is_none
+def _verified(file: DeviceFile, table: DeviceTable, drift: _Drift, why: str, now_ms: int) -> bool | None:
+    good, name = drift.is_none, table.name
     with file.transaction() as tx:
         if tx.state.pulls != drift.pulls:
             return None  # A pull has come between; another check follows.
+        now = tx.tables.get(name)
+        if now is None or now.table.columns != table.table.columns:
+            return None  # It was given up, or altered, meanwhile.
         found = tx.conn.execute(
             "SELECT count, hash, disagrees FROM _db_tables WHERE name = ? AND stage != 'new'", (name,)
         ).fetchone()

@@ -7,10 +7,10 @@ bring what differs (the table's ``changed_position`` is beyond the cursor, and n
 * a live table keeps its columns and names until then; policies, and what is surely refused, are taken at once;
 * a table that the file does not have is left to the log, which says whether it came with the change;
 * a table that Describe does not have is kept until the log has been read up to Describe's moment, as it may be dropped
-  there.
+  there (``absent_ms``).
 
-Whatever was left so is looked at once more when the cursor has come to Describe's moment (``describe_at``). All else is
-done at once: a table whose rows are not alike any more is pulled.
+Whatever was left so is looked at once more when the cursor is there (``describe_at``). All else is done at once: a
+table whose rows are not alike any more is pulled.
 
 For an app that is tied to a schema version the server is asked twice, for its tables of today and for those as they
 were then; from the second the names are taken (``views``).
@@ -31,7 +31,7 @@ from anabranch.client.file.state import FileState
 from anabranch.client.overlay.pendings import Pendings
 from anabranch.client.schema.alter import become
 from anabranch.client.schema.follow import pull_anew, set_aside_changed
-from anabranch.client.schema.held import Held, all_held, held, hold
+from anabranch.client.schema.held import Held, all_held, held, hold, hold_absent
 from anabranch.client.schema.kinds import unreadable
 from anabranch.client.schema.make import create, find_pending, forget_queued, give_up
 from anabranch.client.schema.own_objects import drop_broken_triggers
@@ -81,13 +81,12 @@ def ask_for_all(current: FileState, ask: Ask) -> Described:
 @dataclass(frozen=True)
 class TableStep:
     """The part of a Describe that is about one table. ``held``: as the file has it; None where it has none. ``view``
-    and ``today``: as it is to be; of one that is given up as it was. ``waits``: something of it is left to the log."""
+    and ``today``: as it is to be; of one that is given up as it was."""
 
     action: Literal["make", "keep", "pull", "give up"]
     held: Held | None
     view: snapshot_pb2.Table
     today: snapshot_pb2.Table
-    waits: bool = False
 
     @property
     def alters(self) -> bool:
@@ -97,12 +96,14 @@ class TableStep:
 
 @dataclass(frozen=True)
 class DescribePlan:
-    """The steps of one Describe, and tables that are told of because this release can't hold them. ``left``: whether
-    anything waits for the log."""
+    """The steps of one Describe, and tables that are told of because this release can't hold them. ``until``: the
+    position up to which the log brings what was left to it, 0 where nothing was; ``absent``: positions of tables that
+    may be dropped there."""
 
     steps: Sequence[TableStep]
     aside: Sequence[State]
-    left: bool
+    until: int
+    absent: Mapping[str, int]
 
     def names(self) -> tuple[str, ...]:
         """The names in SQL of the tables that are altered, as they are before it."""
@@ -117,7 +118,7 @@ def plan_of(known: Mapping[str, Held], described: Described, state: FileState) -
     missing = dict(known)
     steps: list[TableStep] = []
     aside: list[State] = []
-    left = False
+    until = 0
     for message in described.response.tables:
         name, sql_name = message.name, message.sql_name or message.name
         if name not in known and not choosing.is_chosen(state.choice, name, sql_name):
@@ -125,26 +126,26 @@ def plan_of(known: Mapping[str, Held], described: Described, state: FileState) -
         one, view = missing.get(name), described.view(message)
         ahead = not at_once and message.changed_position > state.cursor_ms
         ahead &= one is None or (one.stage == "live" and one.today.changed_position < message.changed_position)
+        if ahead and view is not None:
+            until = max(until, message.changed_position)
         if (told := unreadable(message)) is not None:
             missing.pop(name, None)
-            left |= ahead
             if not ahead:
                 # Rows that would not be kept up to date are not shown.
                 aside.append(told)
                 steps += [] if one is None else [_give_up(one)]
         elif view is not None:
             missing.pop(name, None)
-            if one is None and ahead:
-                left = True
-            else:
+            if one is not None or not ahead:
                 steps.append(_step(one, message, view, ahead, described, state))
-    settled = described.response.state.settled.server_timestamp_ms
+    absent: dict[str, int] = {}
     for one in missing.values():
-        if not at_once and one.stage == "live" and settled > state.cursor_ms:
-            left = True
+        position = one.absent_ms or described.response.state.settled.server_timestamp_ms
+        if not at_once and one.stage == "live" and position > state.cursor_ms:
+            absent[one.name] = position
         else:
             steps.append(_give_up(one))
-    return DescribePlan(steps, aside, left or any(step.waits for step in steps))
+    return DescribePlan(steps, aside, max(until, *absent.values(), 0), absent)
 
 
 def _give_up(one: Held) -> TableStep:
@@ -163,7 +164,7 @@ def _step(
         return TableStep("make", None, view, message)
     if ahead and one.today.restricted == message.restricted:
         today = refreshed(one.today, message)
-        return TableStep("keep", one, view_of(today, _names_meanwhile(one, described, state)), today, True)
+        return TableStep("keep", one, view_of(today, _names_meanwhile(one, described, state)), today)
     if same_columns(one.today, message):
         return TableStep("keep", one, view, message)
     return TableStep("pull", one, view, message)
@@ -206,16 +207,15 @@ def apply_description(tx: Tx, described: Described, pendings: Pendings) -> None:
         there = {name for message in response.tables for name in (message.name, message.sql_name)}
         for name in sorted(state.choice - there):
             tx.events.append(State("not_synced", "the server has no synced table of that name", name))
-    settled = response.state.settled.server_timestamp_ms
-    newest = max((message.changed_position for message in response.tables), default=0)
+    hold_absent(tx, plan.absent)
     tx.set(
         schema_version=response.state.schema_version,
         limits=response.limits.SerializeToString(),
         policy=response.policy.SerializeToString(),
         describe_due=0,
         needs_version=0,
-        describe_at=max(settled, newest) if plan.left else 0,
-        **({} if plan.left else {"ddl_version": response.version}),
+        describe_at=plan.until,
+        **({} if plan.until else {"ddl_version": response.version}),
     )
     if names and state.pulls:
         tx.events.append(Schema(response.version, names, "after"))

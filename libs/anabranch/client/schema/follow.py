@@ -72,7 +72,7 @@ def follow(tx: Tx, data: bytes, position: int, audiences: Collection[str], pendi
     held = {name: one for name, one in all_held(tx.conn).items() if one.today.changed_position < position}
     told_before = dict(tx.tables)
     for name in change.dropped:
-        if name in held and name in tx.tables:
+        if held.pop(name, None) is not None:
             _drop(tx, name, followed)
     _make_room(tx, change, held)
     for message in change.tables:

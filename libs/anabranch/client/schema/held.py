@@ -7,6 +7,7 @@ app's naming (``views``). Where the app takes the names of the day the two are t
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from anabranch.client.file.believed import believed
@@ -18,11 +19,13 @@ from anabranch.v1 import snapshot_pb2
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A table of the file: ``view`` as it is there, ``today`` as the server has it at the file's position."""
+    """A table of the file: ``view`` as it is there, ``today`` as the server has it at the file's position.
+    ``absent_ms``: the position up to which the log is to be read before it is given up, 0 where it is not to be."""
 
     view: snapshot_pb2.Table
     today: snapshot_pb2.Table
     stage: str
+    absent_ms: int = 0
 
     @property
     def name(self) -> str:
@@ -40,7 +43,7 @@ class Held:
         return Naming(self.view)
 
 
-_SELECT = "SELECT name, value, today, stage FROM _db_tables"
+_SELECT = "SELECT name, value, today, stage, absent_ms FROM _db_tables"
 
 
 def all_held(conn: sqlite3.Connection) -> dict[str, Held]:
@@ -54,9 +57,19 @@ def held(conn: sqlite3.Connection, name: str) -> Held | None:
     return None if row is None else _held(*row)
 
 
-def _held(name: str, value: bytes, today: bytes, stage: str) -> Held:
+def _held(name: str, value: bytes, today: bytes, stage: str, absent_ms: int) -> Held:
     with believed(f"the description of the table {name}"):
-        return Held(snapshot_pb2.Table.FromString(value), snapshot_pb2.Table.FromString(today or value), stage)
+        return Held(
+            snapshot_pb2.Table.FromString(value), snapshot_pb2.Table.FromString(today or value), stage, absent_ms
+        )
+
+
+def hold_absent(tx: Tx, absent: Mapping[str, int]) -> None:
+    """Keep which tables the server has described its tables without, with the position of each."""
+    tx.conn.execute("UPDATE _db_tables SET absent_ms = 0 WHERE absent_ms")
+    tx.conn.executemany(
+        "UPDATE _db_tables SET absent_ms = ? WHERE name = ?", [(position, name) for name, position in absent.items()]
+    )
 
 
 def hold(tx: Tx, view: snapshot_pb2.Table, today: snapshot_pb2.Table) -> bool:

@@ -214,3 +214,41 @@ def test_a_registered_table_is_told_before_and_after(device: SyncedDb, remote: M
     agrees(device, remote, pulls=2)
     assert phases(events) == [(1, ("visit",), "before"), (1, ("visit",), "after")]
     assert remote.calls["describe"] == 3, "the pull itself asks once more"
+
+
+def test_a_table_that_is_no_longer_synced_goes_also_where_the_server_is_always_ahead(
+    device: SyncedDb, remote: MemoryRemote
+) -> None:
+    describe = remote.describe
+
+    def ahead(request: Any, timeout_s: float = 0) -> Any:
+        remote.alter(lambda ddl: ddl.update("todo", "k0", n=remote.server.head % 1_000))
+        return describe(request, timeout_s)
+
+    remote.describe = ahead  # type: ignore[method-assign]
+    remote.tables = {name: table for name, table in remote.tables.items() if name != "note"}
+    version = remote.schema.version + 1
+    state = remote.state
+
+    def of_the_next_version() -> Any:
+        answer = state()
+        answer.schema_version = version
+        return answer
+
+    remote.state = of_the_next_version  # type: ignore[method-assign]
+    device.read()
+    device.read()
+    assert in_file(device) == {"todo"}
+    described = remote.calls["describe"]
+    device.read()
+    device.read()
+    assert remote.calls["describe"] == described
+    is_consistent(device)
+
+
+def test_a_server_that_does_not_say_which_tables_came_has_them_pulled(device: SyncedDb, remote: MemoryRemote) -> None:
+    remote.schema.tells_created = False
+    remote.alter(lambda ddl: ddl.create(VISIT, [{"id": "v", "at": 1}]))
+    remote.alter(lambda ddl: ddl.insert("visit", {"id": "w", "at": 2}))
+    device.read()
+    agrees(device, remote, pulls=2)

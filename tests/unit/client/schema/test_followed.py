@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sqlite3
+import threading
 from collections.abc import Callable
 from contextlib import closing
 from typing import Any
@@ -24,10 +25,13 @@ from tests.unit.client.schema.altered import (
 )
 
 from anabranch.client import Change, NotReady, SyncedDb
+from anabranch.client.reading import sums
 from anabranch.testkit.memory_remote import MemoryRemote
 from anabranch.testkit.memory_schema import Ddl
+from anabranch.testkit.unseen import write_unseen
 from anabranch.v1 import change_pb2, snapshot_pb2
 from anabranch.values import Column, Kind, Table
+from anabranch.values.canonical import table_sum
 
 
 def test_a_column_is_added_with_a_constant_and_the_queue_goes_on(device: SyncedDb, remote: MemoryRemote) -> None:
@@ -357,6 +361,16 @@ def test_a_table_comes_again_under_the_identity_of_one_that_went(device: SyncedD
     agrees(device, remote)
 
 
+def test_a_table_is_dropped_and_made_again_in_one_transaction(device: SyncedDb, remote: MemoryRemote) -> None:
+    device.table("note").insert({"id": "mine", "body": "queued before"})
+    remote.alter(lambda ddl: ddl.drop_table("note").create(NOTE, [{"id": "first", "body": "of the new one"}]))
+    device.read()
+    is_consistent(device)
+    assert rows(device, "note") == [("first", "of the new one"), ("mine", "queued before")]
+    assert device.sync()
+    agrees(device, remote)
+
+
 ANEW = Table("todo", (Column("id", Kind.STRING, "text"), Column("title", Kind.INT64, "bigint")), ("id",))
 
 
@@ -572,4 +586,24 @@ def test_writes_wait_for_no_pull_of_a_table_that_came(opened: Open, remote: Memo
     except NotReady:
         pytest.fail("it has to be pulled")
     assert device.sync()
+    agrees(device, remote)
+
+
+def test_a_check_of_the_rows_goes_on_while_they_are_altered(
+    device: SyncedDb, remote: MemoryRemote, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It reads them as of one moment, and says nothing of a table that is another one when it has ended."""
+    with closing(sqlite3.connect(device._file.path)) as conn, conn:
+        write_unseen(conn, "UPDATE todo SET n = 99 WHERE id = 'k0'")
+
+    def altering(encoder: Any, found: Any) -> Any:
+        monkeypatch.setattr(sums, "table_sum", table_sum)
+        remote.alter(lambda ddl: ddl.drop_column("todo", "n").rename_table("todo", "task"))
+        reading = threading.Thread(target=device.read)
+        reading.start()
+        reading.join()
+        return table_sum(encoder, found)
+
+    monkeypatch.setattr(sums, "table_sum", altering)
+    assert sums.verify(device._file, "todo", 1) is None
     agrees(device, remote)

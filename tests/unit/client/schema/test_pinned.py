@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -19,10 +20,11 @@ from tests.unit.client.schema.altered import (
     told,
 )
 
-from anabranch.client import AppOutdated, Change, SyncedDb
+from anabranch.client import AppOutdated, CallFailed, Change, SyncedDb
+from anabranch.testkit.memory_messages import AnswerStream
 from anabranch.testkit.memory_remote import MemoryRemote
 from anabranch.testkit.memory_schema import Ddl
-from anabranch.v1 import batch_pb2
+from anabranch.v1 import batch_pb2, change_pb2
 from anabranch.values import Kind, Table
 
 
@@ -317,3 +319,34 @@ def test_dead_letters_of_an_old_app_are_in_its_words(opened: Open, remote: Memor
     assert device.sync()
     assert remote.server.live()["todo", "other"]["title"] == "mine"
     assert remote.lost_values[-1] == ("todo", "other", "n", 4)
+
+
+def test_the_background_stops_and_says_so_once(opened: Open, remote: MemoryRemote) -> None:
+    device = opened(schema_version=1)
+    events = told(device)
+    stopped = threading.Event()
+    device.on_state(lambda state: stopped.set() if state.kind == "app_outdated" else None)
+    remote.alter(lambda ddl: ddl.retype("todo", "n", Kind.STRING, "text", str))
+    device.table("todo").update({"id": "k1", "title": "queued"})
+
+    def subscribe(request: Any) -> Any:
+        parts = remote._parts(request.after, remote.view(request.node_state))
+        pages = [change_pb2.Page(groups=parts, reached=remote.position(remote.server.head))]
+        return AnswerStream(iter([change_pb2.SubscribeResponse(page=page, state=remote.state()) for page in pages]))
+
+    remote.subscribe = subscribe  # type: ignore[method-assign]
+    # The sender, which knows nothing of it yet, may be quicker.
+    remote.send = lambda *_: (_ for _ in ()).throw(  # type: ignore[method-assign]
+        CallFailed("UNAVAILABLE", "", "later", again=True)
+    )
+    device._lease.release()
+    device.start()
+    assert stopped.wait(30)
+    loop = device._syncing._loop
+    assert loop is not None
+    for thread in loop._threads:
+        thread.join(30)
+        assert not thread.is_alive()
+    assert states(events).count("app_outdated") == 1
+    assert device.status().queued == 1
+    assert rows(device, "todo", "title")[-1] == ("title 4",)
