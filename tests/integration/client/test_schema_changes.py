@@ -47,7 +47,7 @@ def has_read(here: Any, device: SyncedDb) -> None:
 
 
 def agrees(here: Any, device: SyncedDb, pulls: int = 1) -> None:
-    """What the device has is what Postgres has, by a comparison of all rows and by the sums."""
+    """The device has the rows that Postgres has, by a comparison of all rows and by the sums."""
     assert device.sync()
     status = device.status()
     assert (status.queued, status.disagreeing, status.pulls) == (0, (), pulls)
