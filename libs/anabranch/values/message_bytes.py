@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 from anabranch.v1 import value_pb2
@@ -175,8 +176,10 @@ _MAKERS: ByKind[Callable[[str, bytes, bytes], Writer]] = ByKind(
 )
 
 
+@lru_cache(maxsize=256)
 def value_writer(kind: Kind, element_kind: Kind | None, outer: bytes) -> Writer:
     """The function that writes cells of ``kind`` as elements of a repeated Value field with the tag ``outer``."""
+    # Kept: all tables of a database are compiled anew whenever one is altered.
     null = outer + b"\x02" + varint(field_number(value_pb2.Value, "null_value") << 3) + b"\x00"
     if kind is Kind.ARRAY:
         return _array(ARMS[kind], outer, null, element_kind or Kind.STRING)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from anabranch.testkit.resolver_rig import ResolverRig
@@ -17,15 +17,21 @@ Told = tuple[str, str, str, Mapping[str, Any]]
 """Table, key, type and values of an effect, all by identities."""
 
 
-def watched(make_rig: Callable[..., ResolverRig]) -> Callable[..., ResolverRig]:
-    """Makes rigs as ``make_rig`` does, in whose database event triggers tell of DDL."""
+_DROP_TRIGGERS = """
+do $$
+declare one text;
+begin
+    for one in select evtname from pg_event_trigger where evtname like 'anabranch%' loop
+        execute format('drop event trigger %I', one);
+    end loop;
+end $$
+"""
 
-    def make(*arguments: Any, **more: Any) -> ResolverRig:
-        rig = make_rig(*arguments, **more)
-        assert rig.sql("select anabranch.install_event_triggers()") == [(True,)]
-        return rig
 
-    return make
+def unwatched(rig: ResolverRig) -> ResolverRig:
+    """The rig, in whose database no event trigger tells of DDL any more."""
+    rig.sql(_DROP_TRIGGERS)
+    return rig
 
 
 def alter(rig: ResolverRig, *statements: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
-from tests.integration.resolver.altering import change, watched
+from tests.integration.resolver.altering import change, unwatched
 
 from anabranch.testkit.resolver_rig import ResolverRig
 from anabranch_conflict_resolver.group import cache
@@ -26,8 +26,8 @@ CHANGES = {
 
 @pytest.fixture(params=["watched", "unwatched"])
 def rig(request: pytest.FixtureRequest, make_rig: Any) -> ResolverRig:
-    made: ResolverRig = (watched(make_rig) if request.param == "watched" else make_rig)(TABLES, {"t": None, "u": None})
-    return made
+    made: ResolverRig = make_rig(TABLES, {"t": None, "u": None})
+    return made if request.param == "watched" else unwatched(made)
 
 
 def committed(rig: ResolverRig) -> None:

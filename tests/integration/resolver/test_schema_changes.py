@@ -16,18 +16,11 @@ from tests.integration.resolver.altering import (
     told,
     values_told,
     versions,
-    watched,
 )
 
 from anabranch.testkit.resolver_rig import ResolverRig
 
 JOB = "create table job (id text primary key, title text, done boolean)"
-
-
-@pytest.fixture
-def make_rig(make_rig: Any) -> Any:
-    """Makes rigs whose database has event triggers."""
-    return watched(make_rig)
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.integration.resolver.altering import alter, change, group_of, settle, told, versions, watched
+from tests.integration.resolver.altering import alter, change, group_of, settle, told, versions
 
 from anabranch.store.capture import standing
 from anabranch.testkit.resolver_rig import ResolverRig
@@ -17,12 +17,6 @@ TABLES = """
 create table job (id integer primary key, title text, n integer, colour text);
 create table other (id integer primary key, title text)
 """
-
-
-@pytest.fixture
-def make_rig(make_rig: Any) -> Any:
-    """Makes rigs whose database has event triggers."""
-    return watched(make_rig)
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.integration.resolver.altering import alter, change, markers, settle, watched
+from tests.integration.resolver.altering import alter, change, markers, settle
 
 from anabranch.store.ddl.difference import TableChange
 from anabranch.store.ddl.enter import enter
@@ -16,12 +16,6 @@ from anabranch_conflict_resolver.schema import group
 TABLES = """
 create table bad (id text primary key, title text); create table good (id text primary key, title text)
 """
-
-
-@pytest.fixture
-def make_rig(make_rig: Any) -> Any:
-    """Makes rigs whose database has event triggers."""
-    return watched(make_rig)
 
 
 @pytest.fixture

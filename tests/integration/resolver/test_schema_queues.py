@@ -6,19 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.resolver.altering import alter, lost, settle, told, watched
+from tests.integration.resolver.altering import alter, lost, settle, told
 from tests.integration.resolver.calls import resolver_process
 
 from anabranch.testkit.resolver_rig import ResolverRig
 from anabranch.v1 import change_pb2, verdict_pb2
 
 BILL = "create table bill (id text primary key, amount text, n integer, note text)"
-
-
-@pytest.fixture
-def make_rig(make_rig: Any) -> Any:
-    """Makes rigs whose database has event triggers."""
-    return watched(make_rig)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from typing import Any
 import psycopg
 import pytest
 from tests.integration.resolver import commits
-from tests.integration.resolver.altering import alter, change, lost, markers, settle, told, versions, watched
+from tests.integration.resolver.altering import alter, change, lost, markers, settle, told, versions
 
 from anabranch import faults
 from anabranch.store.ddl.enter import enter
@@ -28,12 +28,6 @@ create table job (id text primary key, title text, n integer, colour text);
 create table other (id text primary key, title text)
 """
 NAMES = {"job": None, "other": None}
-
-
-@pytest.fixture
-def make_rig(make_rig: Any) -> Any:
-    """Makes rigs whose database has event triggers."""
-    return watched(make_rig)
 
 
 @pytest.fixture

@@ -5,16 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.integration.resolver.altering import alter, lost, settle, told, versions, watched
+from tests.integration.resolver.altering import alter, lost, settle, told, versions
 from tests.integration.resolver.audiences import AUDIENCES, NAMES, RULES, TABLES, shown
 
 from anabranch.testkit.resolver_rig import ResolverRig
-
-
-@pytest.fixture
-def make_rig(make_rig: Any) -> Any:
-    """Makes rigs whose database has event triggers."""
-    return watched(make_rig)
 
 
 @pytest.fixture

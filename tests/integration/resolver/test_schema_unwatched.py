@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.integration.resolver.altering import alter, change, lost, settle, told, values_told, versions
+from tests.integration.resolver.altering import alter, change, lost, settle, told, unwatched, values_told, versions
 
 from anabranch.testkit.resolver_rig import ResolverRig
 from anabranch_conflict_resolver.group import attempt
@@ -15,22 +15,12 @@ TABLES = """
 create table job (id text primary key, title text, n integer, colour text);
 create table other (id text primary key, title text)
 """
-_DROP = """
-do $$
-declare one text;
-begin
-    for one in select evtname from pg_event_trigger where evtname like 'anabranch%' loop
-        execute format('drop event trigger %I', one);
-    end loop;
-end $$
-"""
 
 
 @pytest.fixture
 def rig(make_rig: Any) -> ResolverRig:
     made: ResolverRig = make_rig(TABLES, {"job": None, "other": None})
-    made.sql(_DROP)
-    made.sql("insert into app.job values ('1', 'one', 1, 'red'), ('2', 'two', 2, 'blue')")
+    unwatched(made).sql("insert into app.job values ('1', 'one', 1, 'red'), ('2', 'two', 2, 'blue')")
     settle(made)
     return made
 

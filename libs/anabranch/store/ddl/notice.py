@@ -49,7 +49,7 @@ with last as (
 ), found as (
     select r.*, n.nspname, c.relname, c.oid,
            case when r.shape ->> 'seen' = anabranch.seen_of(c.oid) and r.sql_name = c.relname
-                     and r.relation = c.oid::int8
+                     and r.relation = c.oid::int8 and not r.shape ? 'refused'
                 then null else anabranch.shape_of(c.oid) end as has
     from on_record r cross join of_schema o
     left join triggers t on t.number = r.number
