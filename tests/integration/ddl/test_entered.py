@@ -19,6 +19,7 @@ from anabranch.store.ddl.changes import AlteredMeanwhileError, changes_of
 from anabranch.store.ddl.difference import TableChange
 from anabranch.store.ddl.enter import enter
 from anabranch.store.ddl.images import image_shapes
+from anabranch.store.ddl.notice import notice
 from anabranch.store.ddl.shapes import columns_of
 from anabranch.store.session.engine import connect
 from anabranch.v1 import snapshot_pb2
@@ -90,12 +91,15 @@ def test_columns_are_added_with_what_rows_have_that_were_there(world: World) -> 
         ("char(4) default 'ab'", "ab  "),
         ("app.state default 'open'", "open"),
         ("app.short default 'x'", "x"),
+        ("money default 1234.5", "$1,234.50"),
+        ("regclass default 'app.job'", "app.job"),
     ],
 )
 def test_a_constant_is_the_cell_that_rows_are_read_with(world: World, declared: str, cell: Any) -> None:
     world.sql("create type app.state as enum ('open', 'done'); create domain app.short as varchar(3)")
     world.sql("insert into app.job values ('a')")
     world.sql("set datestyle = 'SQL, DMY'; set timezone = 'Asia/Tokyo'; set intervalstyle = 'iso_8601'")
+    world.sql("set quote_all_identifiers = on; set search_path = app, pg_catalog; set extra_float_digits = 0")
     world.sql(f"alter table app.job add column added {declared}")
     [column] = world.followed().added
     assert repr(column.initial) == repr((cell,))
@@ -182,6 +186,19 @@ def test_labels_and_attributes(world: World) -> None:
     assert world.followed().rewritten == {"p"}
     world.sql("alter type app.place rename attribute city to town; alter type app.place rename to spot")
     assert world.followed().rewritten == frozenset()
+
+
+def test_two_that_alter_types_at_once_are_both_followed(world: World) -> None:
+    world.sql("create type app.one as enum ('a', 'b'); create type app.two as enum ('c', 'd')")
+    world.sql("create table app.task (id text primary key, x app.one, y app.two)")
+    world.add("task")
+    with connect(world.url, application_name="other") as other:
+        other.execute("alter type app.one rename value 'a' to 'aa'")
+        world.sql("alter type app.two rename value 'c' to 'cc'")
+        other.commit()
+    change = world.followed()
+    assert (set(change.rewritten), change.pulled) == ({"x", "y"}, "")
+    assert not notice(world.conn, world.database)
 
 
 def test_generated_columns(world: World) -> None:

@@ -6,6 +6,7 @@ import psycopg
 import pytest
 
 from anabranch.store.ddl.markers import ANY_WAITING, is_any_waiting
+from anabranch.store.ddl.notice import notice
 from anabranch.store.session.engine import connect
 
 from .conftest import World
@@ -190,6 +191,43 @@ def test_a_table_that_goes_and_comes_back_is_known(world: World) -> None:
     world.sql("alter table public.job add column x int")
     world.sql("alter table public.job set schema app")
     assert [marker.dropped for marker in world.markers()] == [True, True, False]
+
+
+def test_a_transaction_that_does_not_see_what_others_altered_says_so(world: World) -> None:
+    with connect(world.url, application_name="other") as other:
+        other.execute("set transaction isolation level repeatable read")
+        other.execute("select count(*) from app.job")
+        world.sql("create table app.site (id text primary key)")
+        other.execute("select 1")
+        other.commit()
+        other.execute("set transaction isolation level repeatable read")
+        other.execute("select 1")
+        world.sql("alter table app.job add column x int")
+        other.execute("alter table app.job add column y int")
+        other.commit()
+    first, second = world.markers()
+    assert (first.ambiguous, second.ambiguous != "") == ("", True)
+    assert world.followed().pulled == second.ambiguous
+    assert not notice(world.conn, world.database)
+    assert world.table("job").column_names == ("id", "title", "done", "x", "y")
+
+
+def test_a_session_as_a_replica_is_noticed(world: World) -> None:
+    world.sql("set session_replication_role = replica; alter table app.job add column x int")
+    assert len(world.markers()) == 1
+
+
+def test_a_setting_that_is_not_ours_hides_nothing(world: World) -> None:
+    world.sql("set anabranch.rewritten = 'nonsense,1:2:3'; alter table app.job add column x int")
+    assert len(world.markers()) == 1
+
+
+def test_names_are_quoted_where_they_have_to_be(world: World) -> None:
+    world.sql("create type app.\"St ate\" as enum ('a'); set quote_all_identifiers = on")
+    world.sql('create table app.odd (id text primary key, s app."St ate"); reset quote_all_identifiers')
+    world.add("odd")
+    world.sql("set quote_all_identifiers = on; alter table app.odd add constraint c check (id <> '')")
+    assert world.markers() == []
 
 
 def test_what_goes_wrong_in_our_functions_fails_no_ddl(world: World) -> None:

@@ -16,7 +16,7 @@ from anabranch.store.catalog.relation import Relation, relations_of, types_of
 from anabranch.store.cells.binary_cells import quote
 from anabranch.store.ddl.difference import Registered, TableChange, difference, new_table
 from anabranch.store.ddl.markers import Marker, waiting
-from anabranch.store.ddl.shapes import Shape, shape_of_columns
+from anabranch.store.ddl.shapes import Shape, columns_of, is_like, shape_of_columns
 from anabranch.store.session.steps import run
 from anabranch.values import Table
 from anabranch.values.identities import new_identity
@@ -33,6 +33,9 @@ from pg_catalog.pg_trigger t join pg_catalog.pg_proc p on p.oid = t.tgfoid
 join pg_catalog.pg_namespace n on n.oid = p.pronamespace
 where n.nspname = 'anabranch' and p.proname = 'capture_truncate'
   and pg_catalog.split_part(pg_catalog.encode(t.tgargs, 'escape'), '\\000', 1) = %s::text
+"""
+_PRESENT: LiteralString = """
+select o.oid, anabranch.shape_of(o.oid::oid) from unnest(%s::int8[]) as o (oid)
 """
 _AUDIENCE: LiteralString = "select expression from anabranch.followed_audience(%s)"
 
@@ -95,6 +98,11 @@ class _Reading:
         names = [markers[-1].sql_name for markers in of_tables.values()]
         self.relations, _ = run(conn, relations_of(schema_name, names))
         self.captured = {number for (number,) in conn.execute(_CAPTURED_BY, (database.id,)).fetchall()}
+        oids = [relation.oid for relation in self.relations.values() if relation.kind == "r"]
+        present = {oid: Shape.from_json(shape) for oid, shape in conn.execute(_PRESENT, (oids,)).fetchall()}
+        self.of_tables = of_tables = {
+            number: self._to_the_present(markers, present) for number, markers in of_tables.items()
+        }
         # By number, as the tables are called from here on.
         self.called = {table.id: table.sql_name for table in database.tables.values()}
         self.called |= {number: markers[-1].sql_name for number, markers in of_tables.items()}
@@ -102,6 +110,18 @@ class _Reading:
         self.called = {number: name for number, name in self.called.items() if number not in gone}
         self.identities = {table.name for table in database.tables.values() if table.id not in gone}
         self.types = self._types()
+
+    def _to_the_present(self, markers: list[Marker], present: dict[int, Shape]) -> list[Marker]:
+        """The markers of a table, with one more where the last is not how the table is: its transaction may not have
+        seen all that others altered, or two that altered types may not have seen each other."""
+        last = markers[-1]
+        relation = self.relations.get(last.sql_name)
+        shape = None if relation is None or last.dropped else present.get(relation.oid)
+        if relation is None or shape is None or last.shape is None or is_like(shape, last.shape):
+            return markers
+        seen, has = ([(c.number, c.oid) for c in columns_of(one)] for one in (last.shape, shape))
+        ambiguous = "" if seen == has else "others had altered it, and not all of that was seen when it was altered"
+        return [*markers, replace(last, shape=shape, relation=relation.oid, rewritten=0, ambiguous=ambiguous)]
 
     def _types(self) -> Types:
         shapes = [markers[-1].shape for markers in self.of_tables.values()]

@@ -76,7 +76,7 @@ MISSING = """
 create function anabranch.missing_of(relation oid) returns jsonb
 language plpgsql stable set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
 set datestyle = 'ISO, YMD' set intervalstyle = 'postgres' set timezone = 'UTC' set bytea_output = 'hex'
-set extra_float_digits = 1
+set extra_float_digits = 1 set lc_monetary = 'C'
 as $$
 begin
     return (select jsonb_object_agg(a.attnum, (a.attmissingval::text::text[])[1]) from pg_attribute a
@@ -88,6 +88,7 @@ $$;
 SHAPE = """
 create function anabranch.shape_of(relation oid) returns jsonb
 language plpgsql stable set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
+set quote_all_identifiers = off
 as $$
 begin
     return (
@@ -183,7 +184,8 @@ as $$
 begin
     insert into anabranch.captured (database_id, table_id, xid, type, depth, new, role, application)
     values ($1, $2, pg_current_xact_id(), 4, pg_trigger_depth(),
-            convert_to((told || jsonb_build_object('tag', tag, 'command', left(current_query(), 4000)))::text, 'UTF8'),
+            convert_to((told || jsonb_build_object(
+                'tag', tag, 'command', left(coalesce(current_query(), ''), 4000)))::text, 'UTF8'),
             session_user, current_setting('application_name'));
 end
 $$;
@@ -240,7 +242,8 @@ begin
     end if;
     if rewritten <> '' then
         select coalesce(bit_or(split_part(r, ':', 2)::int), 0) & 6 into reason
-        from unnest(string_to_array(rewritten, ',')) r where split_part(r, ':', 1) = relation::text;
+        from unnest(string_to_array(rewritten, ',')) r
+        where r ~ '^[0-9]+:[0-9]{1,3}$' and split_part(r, ':', 1) = relation::text;
     end if;
     gone := one.nspname <> anabranch.schema_on_record(one.arguments[1]::int);
     now_has := anabranch.shape_of(relation);

@@ -30,7 +30,7 @@ $$;
 
 CHECK_COLUMNS = """
 create function anabranch.check_columns(relation oid, columns jsonb) returns void
-language plpgsql stable set search_path = pg_catalog, pg_temp
+language plpgsql stable set search_path = pg_catalog, pg_temp set quote_all_identifiers = off
 as $$
 begin
     if relation is null or exists (
