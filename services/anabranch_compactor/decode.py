@@ -125,7 +125,10 @@ def conflict_decoder(table: Table) -> Decoder:
         except (NotGivenError, DecodeError, ValueError, OverflowError, TypeError, pa.ArrowException):
             # One of them, or more: they are looked at one by one.
             return [[]] if len(data) == 1 else [typed(place, read, [one])[0] for one in data]
-        return [[cell] if back == one else [] for cell, back, one in zip(cells, written, data, strict=True)]
+        # A number that is of another scale than its column's, or of another form, was never printed by Postgres.
+        odd = [text is not None and codecs[place].is_odd(text) for text in exact or [None] * len(data)]
+        given = zip(cells, written, data, odd, strict=True)
+        return [[cell] if back == one and not is_odd else [] for cell, back, one, is_odd in given]
 
     def decode(batch: pa.RecordBatch) -> Batches:
         rows = batch.num_rows

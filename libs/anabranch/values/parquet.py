@@ -58,6 +58,7 @@ _TYPES: ByKind[pa.DataType] = ByKind(
     },
 )
 _NUMBERS: dict[Kind, pa.DataType] = {Kind.TIMESTAMP: pa.int64(), Kind.DATE: pa.int32(), Kind.TIME: pa.int64()}
+_NAN = "NaN"
 Exact = Sequence[str | None] | None
 """The texts of values that the file column can't hold, each at its row's place; None where there are none."""
 
@@ -170,6 +171,10 @@ class FileCodec:
             return texts.cast(self.type), None
         none = pa.scalar(None, pa.string())
         return pc.if_else(fits, texts, none).cast(self.type), pc.if_else(fits, none, texts).to_pylist()
+
+    def is_odd(self, exact: str) -> bool:
+        """Whether an exact text is one that a column of the present type never has."""
+        return self._digits is not None and exact != _NAN
 
     def to_pull(self, values: pa.Array, exact: pa.Array | None = None) -> pa.Array:
         """A file column as a Pull carries it: the inverse of ``from_pull``. ``exact``: the texts of values that the

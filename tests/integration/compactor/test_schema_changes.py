@@ -115,7 +115,7 @@ def check(told: Told, *, commands: Collection[int] = ()) -> None:
     with connect(lake.url, application_name="test", autocommit=True) as conn:
         database = load_database(conn, "app")
         called = database.tables[told.name].sql_name
-        source = open_lake(conn, database, called)
+        source = open_lake(conn, database, told.name)
         tail, states = source.tail(conn), source.states(conn, source.lake.registrations[-1])
     for position, wanted in told.were.items():
         then = states.at(position)
