@@ -339,11 +339,12 @@ def _quoted(name: str) -> str:
 class Decoder:
     """Reads payloads for one database. ``stopped``: tables that can't be synced as they are, and why, in words."""
 
-    __slots__ = ("_any_grow", "_grow_always", "_identities", "_shapes", "_stopped", "_tables")
+    __slots__ = ("_any_grow", "_gone", "_grow_always", "_identities", "_shapes", "_stopped", "_tables")
 
     def __init__(self, database: Database, stopped: Mapping[str, str] = _NONE) -> None:
         self._tables = database.tables
         self._identities = {table.sql_name: name for name, table in self._tables.items()}
+        self._gone = database.gone
         self._stopped = stopped
         growths = [growth_of(column) for table in database.tables.values() for column in table.columns]
         self._any_grow = any(growths)
@@ -413,7 +414,8 @@ class Decoder:
         if shape is None:
             if kind not in _TYPES:
                 raise _Refuse(errors_pb2.REASON_MALFORMED, f"there is no mutation type {kind}")
-            identity = table if table in self._tables else self._identities.get(table, table)
+            is_identity = table in self._tables or table in self._gone
+            identity = table if is_identity else self._identities.get(table, table)
             if identity in self._stopped:
                 raise _Refuse(errors_pb2.REASON_TABLE_CHANGED, self._stopped[identity])
             if identity not in self._tables:

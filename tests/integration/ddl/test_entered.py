@@ -540,12 +540,20 @@ class TestNewTables:
         world.sql("drop table app.job; create table app.job (id text primary key, other text)")
         entered = world.follow()
         assert entered is not None
-        assert world.table("job").id != was
+        assert world.table("job~2").id != was
+        assert world.table("job~2").sql_name == "job"
         told = message(world)
-        assert (list(told.dropped), list(told.created)) == (["job"], ["job"])
+        assert (list(told.dropped), list(told.created)) == (["job"], ["job~2"])
+        assert world.database.gone == {"job"}
         world.sql("alter table app.job rename to old_job; create table app.job (id text primary key)")
         world.follow()
-        assert {t.name: t.sql_name for t in world.database.tables.values()} == {"job": "old_job", "job~2": "job"}
+        assert {t.name: t.sql_name for t in world.database.tables.values()} == {"job~2": "old_job", "job~3": "job"}
+        world.sql("drop table app.job")
+        world.follow()
+        world.sql("create table app.job (id text primary key)")
+        world.follow()
+        assert {t.name: t.sql_name for t in world.database.tables.values()} == {"job~2": "old_job", "job~4": "job"}
+        assert world.database.gone == {"job", "job~3"}
 
     def test_triggers_are_those_of_a_registration(self, world: World) -> None:
         self.policy(world, "all")

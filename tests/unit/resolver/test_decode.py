@@ -38,6 +38,7 @@ class Tables:
     """As much of a database as is asked for."""
 
     tables: dict[str, Table]
+    gone: frozenset[str] = frozenset()
 
 
 def decode(*mutations: batch_pb2.DbMutation, batch_id: str = BATCH_ID) -> Decoded:
@@ -177,6 +178,14 @@ def test_a_name_that_is_no_identity_is_the_one_in_sql() -> None:
     [made] = decoded.mutations
     assert (made.table, made.rows[0].values) == ("job", {"title": "t"})
     assert list(decoded.keys) == [("job", "1")]
+
+
+def test_a_table_that_is_gone_is_none_that_has_its_name() -> None:
+    made = batch_pb2.DbMutationBatch(id=BATCH_ID, mutations=[mutation(2, ["id"], [text("1")], table="task")])
+    decoder = Decoder(Tables({"job": ALTERED}, gone=frozenset({"task"})))  # type: ignore[arg-type]
+    refusal = decoder.decode(BATCH_ID, made.SerializeToString()).refusal
+    assert refusal is not None
+    assert (refusal.reason, refusal.table) == (errors_pb2.REASON_UNKNOWN_TABLE, "task")
 
 
 def test_a_value_for_a_gone_column_is_taken_out_and_kept() -> None:

@@ -66,6 +66,9 @@ class Database:
     """Where principals have their audiences from."""
     was_restricted: bool = False
     """Whether the log may have changes of a restricted table that is not synced any more, or was registered anew."""
+    gone: frozenset[str] = frozenset()
+    """Identities of tables that were synced once and are no more: what was made for one is for no other table, whatever
+    this one is called."""
     ddl_version: int = 1
     """The number of the last schema change, as applications are told of it; 1 before the first."""
     changed_positions: Mapping[str, int] = field(default_factory=dict)
@@ -185,7 +188,10 @@ _TABLES: LiteralString = """
                      order by t.id)
                  from anabranch.synced_tables t where t.database_id = d.id), '[]'),
        exists (select from anabranch.former_tables f
-               where f.database_id = d.id and f.audience is not null and f.last_position > d.floor_ms)
+               where f.database_id = d.id and f.audience is not null and f.last_position > d.floor_ms),
+       coalesce((select jsonb_agg(distinct f.name) from anabranch.former_tables f
+                 where f.database_id = d.id and not exists (
+                     select from anabranch.synced_tables t where t.database_id = d.id and t.name = f.name)), '[]')
 from anabranch.databases d
 where %(name)s::text is null or d.name = %(name)s
 """
@@ -208,7 +214,7 @@ def _database(
     base_types: Mapping[tuple[str, str], Mapping[str, str]],
 ) -> Database:
     number, name, schema_name, epoch, floor_ms, schema_version, policy, rules, ddl_version, seal_key = row[:10]
-    synced, was_restricted = row[10:]
+    synced, was_restricted, gone = row[10:]
     tables: dict[str, Table] = {}
     policies: dict[str, TablePolicy] = {}
     first_positions: dict[str, int] = {}
@@ -259,6 +265,7 @@ def _database(
         restricted=restricted,
         audience_rules=followed(rules_from_json(rules), schema_name, tables),
         was_restricted=was_restricted,
+        gone=frozenset(gone),
         ddl_version=ddl_version,
         changed_positions=changed_positions,
         relations=relations,

@@ -108,7 +108,7 @@ class _Reading:
         self.called |= {number: markers[-1].sql_name for number, markers in of_tables.items()}
         gone = {number for number, markers in of_tables.items() if markers[-1].dropped}
         self.called = {number: name for number, name in self.called.items() if number not in gone}
-        self.identities = {table.name for table in database.tables.values() if table.id not in gone}
+        self.identities = {*database.tables, *database.gone}
         self.types = self._types()
 
     def _to_the_present(self, markers: list[Marker], present: dict[int, Shape]) -> list[Marker]:
