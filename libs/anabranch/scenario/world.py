@@ -287,6 +287,11 @@ class World:
             deaths += 1
             self.ground.stack.start(service)
 
+    @property
+    def has_armed(self) -> bool:
+        """Whether services were armed to die, and are started again when they have."""
+        return bool(self._watched)
+
     def never_reached(self) -> list[str]:
         """The fault points that were armed and that no process has reached."""
         found = [f"{name}: {p}" for name in self.ground.stack.addresses for p in self.ground.stack.armed(name)]
