@@ -50,8 +50,9 @@ class ConflictEvent:
     * "rejected": the batch ``losing_batch_id`` went to the dead queue for ``reason``; ``server_row`` is the row as the
       server has it, where it has one. ``table``, ``key`` and ``column`` are empty where the batch was refused whole.
 
-    Values have the form in which a read gives them. ``value_known`` is False where the losing value did not come along;
-    where one lost, ``SyncedDb.conflicts`` has it."""
+    Values have the form in which a read gives them, or that in which they were sent where the column is gone.
+    ``value_known`` is False where the losing value did not come along; where one lost, ``SyncedDb.conflicts`` has it.
+    ``cause`` is "COLUMN_DROPPED" where the own value lost because its column was dropped, else empty."""
 
     table: str
     key: tuple[Any, ...]
@@ -63,6 +64,7 @@ class ConflictEvent:
     value_known: bool = True
     reason: str = ""
     server_row: Mapping[str, Any] | None = None
+    cause: str = ""
 
 
 @dataclass(frozen=True, slots=True)

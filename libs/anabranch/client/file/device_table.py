@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
@@ -257,4 +258,10 @@ class DeviceTables(dict[str, DeviceTable]):
 def compiled(conn: sqlite3.Connection) -> DeviceTables:
     """The synced tables, as the transaction of ``conn`` sees them. Raises one of UNREADABLE (``believed``)."""
     rows = conn.execute("SELECT value FROM _db_tables ORDER BY ordinal")
-    return DeviceTables(device_table(snapshot_pb2.Table.FromString(value)) for (value,) in rows.fetchall())
+    return DeviceTables(_described(value) for (value,) in rows.fetchall())
+
+
+@lru_cache(maxsize=1024)
+def _described(value: bytes) -> DeviceTable:
+    # A table is never changed: a change of one of many makes that one anew.
+    return device_table(snapshot_pb2.Table.FromString(value))

@@ -10,7 +10,7 @@ from anabranch.client.events import ConflictEvent
 from anabranch.client.file import choice
 from anabranch.client.file.device_file import DeviceFile
 from anabranch.client.file.device_table import DeviceTable, DeviceTables
-from anabranch.client.queue.settle import shown_key
+from anabranch.client.queue.settle import cause, lost_value, shown_key
 from anabranch.client.remote import RemoteDb
 from anabranch.client.writes.local import BatchBuilder, WriteChecks
 from anabranch.v1 import resolver_pb2, value_pb2
@@ -21,7 +21,8 @@ from anabranch.wire.plain import plain_value
 class Conflict:
     """A decision in which a value lost. ``position`` is its time, in milliseconds since 1970. ``key`` and
     ``losing_value`` have the form in which a read gives them, or that in which they were sent where the device has no
-    such column."""
+    such column. ``cause`` is "COLUMN_DROPPED" where the value lost because its column was dropped, else empty: then
+    ``winning_batch_id`` is that of the schema change."""
 
     position: int
     table: str
@@ -34,6 +35,7 @@ class Conflict:
     winning_batch_id: str
     winning_node_id: str
     winning_node_name: str
+    cause: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,22 +95,19 @@ def pages(file: DeviceFile, remote: RemoteDb, first: resolver_pb2.ListConflictsR
 def _conflict(message: resolver_pb2.Conflict, data: bytes, tables: Mapping[str, DeviceTable]) -> Conflict:
     table = tables.get(message.table)
     value = value_pb2.Value.FromString(data)
-    try:
-        losing = plain_value(value) if table is None else table.shown_value(message.column, value)
-    except (KeyError, ValueError):
-        losing = plain_value(value)
     return Conflict(
         position=message.position,
         table=message.table if table is None else table.sql_name,
         key=tuple(plain_value(v) for v in message.key) if table is None else shown_key(table, message.key),
         column=message.column if table is None else table.told(message.column),
-        losing_value=losing,
+        losing_value=plain_value(value) if table is None else lost_value(table, message.column, value),
         losing_batch_id=message.losing_batch_id,
         losing_node_id=message.losing_node.id,
         losing_node_name=message.losing_node.name,
         winning_batch_id=message.winning_batch_id,
         winning_node_id=message.winning_node.id,
         winning_node_name=message.winning_node.name,
+        cause=cause(message.cause),
     )
 
 

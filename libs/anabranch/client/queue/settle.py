@@ -109,24 +109,34 @@ def publish_losers(tx: Tx, losers: Sequence[change_pb2.Loser]) -> None:
         table = tx.tables.get(loser.table)
         if table is None:
             continue
-        value, known = None, True
-        try:
-            value = table.shown_value(loser.column, loser.value)
-        except (KeyError, ValueError):
-            # Too large for a page of the log, or from before the column was changed: the server still has it.
-            known = False
+        # Without an arm it is a whole row, or too large for a page of the log: the server still has it.
+        known = loser.value.WhichOneof("kind") is not None
         tx.events.append(
             ConflictEvent(
                 table.sql_name,
                 shown_key(table, loser.key),
                 table.told(loser.column),
-                value,
+                lost_value(table, loser.column, loser.value) if known else None,
                 loser.batch_id,
                 loser.winner_batch_id,
                 "lost" if lost else "overwrote",
                 value_known=known,
+                cause=cause(loser.cause),
             )
         )
+
+
+def lost_value(table: DeviceTable, column: str, value: value_pb2.Value) -> Any:
+    """A value that lost as a read gives it, or as it was sent where the table has no such column any more."""
+    try:
+        return table.shown_value(column, value)
+    except (KeyError, ValueError):
+        return plain_value(value)
+
+
+def cause(number: int) -> str:
+    """The name of what a value lost to, where that is no other value; else empty."""
+    return enum_name(change_pb2.LossCause, number) if number else ""
 
 
 def shown_key(table: DeviceTable, values: Sequence[value_pb2.Value]) -> tuple[Any, ...]:

@@ -110,7 +110,7 @@ def _comes(current: FileState, change: snapshot_pb2.SchemaChange, message: snaps
 
 def _end(tx: Tx, version: int, position: int) -> None:
     drop_broken_triggers(tx)
-    tx.set(ddl_version=version, describe_at=max(tx.state.describe_at, position, 1))
+    tx.set(ddl_version=max(tx.state.ddl_version, version), describe_at=max(tx.state.describe_at, position, 1))
 
 
 def _keeps_names(current: FileState, version: int) -> bool:

@@ -111,6 +111,34 @@ def test_events_name_what_the_app_knows(device: SyncedDb, told: list[Any], remot
     ]
 
 
+def test_a_value_of_a_column_that_was_dropped_is_told_with_the_cause(
+    device: SyncedDb, told: list[Any], remote: MemoryRemote
+) -> None:
+    batch = device.table("location").update({"code": "k0", "n": 7})
+    key = [value_pb2.Value(string_value="k0")]
+    remote.alter(lambda ddl: ddl.drop_column("site", "n"))
+    device.read()
+    told.clear()
+    loser = change_pb2.Loser(
+        table="site",
+        key=key,
+        column="n",
+        value=value_pb2.Value(int64_value=7),
+        batch_id=batch,
+        winner_batch_id="of the change",
+        cause=change_pb2.LOSS_CAUSE_COLUMN_DROPPED,
+    )
+    group = change_pb2.LoggedGroup(
+        position=remote.server.head + 1, batches=[change_pb2.LoggedBatch(id=batch, losers=[loser])]
+    )
+    device._reader._paging.page(change_pb2.Page(groups=[group], reached=remote.position(group.position)))
+    (lost,) = (e for e in told if isinstance(e, ConflictEvent))
+    assert (lost.outcome, lost.column, lost.losing_value, lost.value_known) == ("lost", "n", 7, True)
+    assert lost.cause == "COLUMN_DROPPED"
+    with pytest.raises(ValueError, match="has no column"):
+        device.restore(lost)
+
+
 def test_losers_and_refusals_are_told_by_name(device: SyncedDb, told: list[Any], remote: MemoryRemote) -> None:
     batch = device.table("location").update({"code": "k0", "subject": "mine"})
     key = [value_pb2.Value(string_value="k0")]
@@ -232,15 +260,16 @@ def test_conflicts_are_listed_and_put_back_by_name(device: SyncedDb, remote: Mem
             key=[value_pb2.Value(string_value="k1")],
             column="title",
             losing_value=value_pb2.Value(string_value="lost").SerializeToString(),
+            cause=change_pb2.LOSS_CAUSE_COLUMN_DROPPED,
         )
         return resolver_pb2.ListConflictsResponse(conflicts=[lost])
 
     remote.list_conflicts = list_conflicts  # type: ignore[method-assign]
     (conflict,) = device.conflicts("location", "k1")
     assert (asked[0].table, asked[0].key[0].string_value) == ("site", "k1")
-    assert (conflict.table, conflict.key, conflict.column, conflict.losing_value) == (
+    assert (conflict.table, conflict.key, conflict.column, conflict.losing_value, conflict.cause) == (
         *("location", ("k1",)),
-        *("subject", "lost"),
+        *("subject", "lost", "COLUMN_DROPPED"),
     )
     device.restore(conflict)
     assert rows(device)[1] == ("k1", "lost", 1)
