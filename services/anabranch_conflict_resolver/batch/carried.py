@@ -16,7 +16,7 @@ from anabranch.store.session.engine import Session
 from anabranch.v1 import change_pb2, errors_pb2
 from anabranch.values import Column
 from anabranch.values.messages import column_writer
-from anabranch_conflict_resolver.batch.decode import Decoded, Lost, Refusal, RowKey, Uncast
+from anabranch_conflict_resolver.batch.decode import Decoded, GoneValue, Refusal, RowKey, Uncast
 from anabranch_conflict_resolver.batch.shown import Shown
 from anabranch_conflict_resolver.captured.server_batches import schema_batch_id
 
@@ -91,7 +91,7 @@ def without_gone(decoded: Decoded, decision: Accepted) -> Accepted:
 def lost_rows(
     batch_id: str,
     node_id: str,
-    lost: Sequence[Lost],
+    lost: Sequence[GoneValue],
     numbers: Mapping[str, int],
     seen: Mapping[RowKey, Shown],
     first: int,

@@ -61,7 +61,7 @@ class _Refuse(Exception):
 
 
 @dataclass(slots=True)
-class Lost:
+class GoneValue:
     """A value for a column that is gone; ``mutation`` is the place of the change that gave it."""
 
     mutation: int
@@ -98,7 +98,7 @@ class Decoded:
     expects_rows: bool = False
     grown: int = 0
     uncast: list[Uncast] = field(default_factory=list)
-    lost: list[Lost] = field(default_factory=list)
+    lost: list[GoneValue] = field(default_factory=list)
     emptied: dict[int, tuple[str, ...]] = field(default_factory=dict)
     refusal: Refusal | None = None
 
@@ -240,7 +240,7 @@ class _Shape:
                 decoded.uncast.append(Uncast(number, table, values, former.column, ways, cell))
             elif cell is not None or self.kind is MutationType.UPDATE:
                 # A row that is inserted without a value for it has lost nothing.
-                decoded.lost.append(Lost(number, table, key, former, cell))
+                decoded.lost.append(GoneValue(number, table, key, former, cell))
 
     def growth(self, values: Mapping[str, Cell]) -> int:
         """By how many bytes the values of a row grow."""

@@ -25,7 +25,6 @@ The transaction that decides the batch, or brings the row, that it waits for set
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, replace
 
@@ -38,7 +37,6 @@ from anabranch.store.capture.captured import UndecodableError
 from anabranch.store.catalog.drift import fingerprint
 from anabranch.store.catalog.out_of_sync import mark_torn
 from anabranch.store.ddl.changes import AlteredMeanwhileError
-from anabranch.store.ddl.markers import waiting
 from anabranch.store.ddl.notice import notice
 from anabranch.store.group.waves import DatabaseError
 from anabranch.store.inbox import neighbours, take
@@ -49,7 +47,6 @@ from anabranch.store.log.seal import EMPTY_CHAIN
 from anabranch.store.session.engine import Session
 from anabranch_conflict_resolver.batch.results import Rejection, Result, Waiting
 from anabranch_conflict_resolver.captured.backlog import drain_backlog
-from anabranch_conflict_resolver.captured.outstanding import Outstanding
 from anabranch_conflict_resolver.functions.child import Asking, Functions
 from anabranch_conflict_resolver.group.attempt import decide_group
 from anabranch_conflict_resolver.group.cache import NOTHING, Cache, Undertaken, current
@@ -62,9 +59,9 @@ from anabranch_conflict_resolver.group.rights import learn_principals
 from anabranch_conflict_resolver.group.tables import Kinds, SyncedDatabase
 from anabranch_conflict_resolver.group.undertaking import Chosen, choose, passed_over, put_down, settle, write_down
 from anabranch_conflict_resolver.schema.fault import failed
-from anabranch_conflict_resolver.schema.group import BusyTableError, take_change
-from anabranch_conflict_resolver.schema.told import told
-from anabranch_conflict_resolver.schema.waiting import SchemaWork, look
+from anabranch_conflict_resolver.schema.group import BusyTableError
+from anabranch_conflict_resolver.schema.turn import commit_change, first_in_line, is_altered
+from anabranch_conflict_resolver.schema.waiting import SchemaWork
 
 _log = structlog.get_logger()
 
@@ -114,42 +111,52 @@ def commit_group(
             return begun
         if begun.work is not None:
             with span("schema change"):
-                return _commit_change(begun, begun.work, cache)
+                return commit_change(begun.context, cache, begun.head, begun.work) or begun.rolled_back(drained=1)
         # The group goes on with the trace of its first batch, and is linked with those of the others.
         traces = list(dict.fromkeys(t.traceparent for t in begun.now if t.traceparent)) if tracing() else []
         with span("group", parent=traces[0] if traces else None, links=traces[1:]):
             return _commit(begun, cache)
-    except UndecodableError as error:
-        if not conn.closed:
-            conn.rollback()
-        cache.more = False
-        cache.given.clear()
-        assert isinstance(begun, _Begun), "captured changes are read by a group that has begun"
-        if _altered_since(begun, cache):
-            return begun.rolled_back(drained=1)
-        # Recorded in the database before anything is dropped, so that no reader goes on as if the log had it.
-        mark_torn(conn, database_id, error.table, now_ms=now_ms)
-        _log.error("captured changes are dropped: the table has to be registered anew", detail=error)
-        return begun.rolled_back(drained=1)
     except (AlteredMeanwhileError, BusyTableError):
         conn.rollback()
         cache.begin_anew()
         cache.given.clear()
         return Outcome(True, drained=1)
     except BaseException as error:
+        outcome = _failed(conn, cache, database_id, now_ms, begun, error)
+        if outcome is None:
+            raise
+        return outcome
+
+
+def _failed(
+    conn: Session, cache: Cache, database_id: int, now_ms: int, begun: _Begun | Outcome | None, error: BaseException
+) -> Outcome | None:
+    """Roll a group back that has failed; the outcome where it is only to be run again."""
+    undecodable = isinstance(error, UndecodableError)
+    if undecodable:
+        cache.more = False
+    else:
         cache.begin_anew()
-        cache.given.clear()
         cache.owed = begun.owed if isinstance(begun, _Begun) else frozenset()
-        if not conn.closed:
-            conn.rollback()
-            if cache.undertaken.marked:
-                put_down(conn, database_id)
-            if isinstance(error, DatabaseError) and isinstance(begun, _Begun) and _altered_since(begun, cache):
-                # A refusal of a statement that names the tables as they were is nobody's fault.
-                return begun.rolled_back(drained=1)
-            if cache.undertaken.alters:
-                failed(conn, cache, database_id, now_ms, error)
-        raise
+    cache.given.clear()
+    if conn.closed:
+        return None
+    conn.rollback()
+    if cache.undertaken.marked and not undecodable:
+        put_down(conn, database_id)
+    if isinstance(begun, _Begun) and isinstance(error, (UndecodableError, DatabaseError)):
+        known = begun.work.numbers if begun.work is not None else cache.markers
+        if is_altered(conn, cache, begun.context.synced.database, known):
+            # A refusal of a statement that names the tables as they were is nobody's fault.
+            return begun.rolled_back(drained=1)
+        if isinstance(error, UndecodableError):
+            # Recorded in the database before anything is dropped, so that no reader goes on as if the log had it.
+            mark_torn(conn, database_id, error.table, now_ms=now_ms)
+            _log.error("captured changes are dropped: the table has to be registered anew", detail=error)
+            return begun.rolled_back(drained=1)
+    if cache.undertaken.alters:
+        failed(conn, cache, database_id, now_ms, error)
+    return None
 
 
 def _begin(
@@ -178,10 +185,9 @@ def _begin(
         functions.warm()
     taken = claimed.answer()
     position = max(head.clock_ms + clock_offset_ms, head.position + 1)
-    work = _look_at_change(conn, cache, synced, position)
+    work = first_in_line(conn, cache, synced.database, position)
     if work is not None:
-        context = Context(conn, synced, position, now_ms, limits.busy_ms)
-        return _Begun(context, head, (), (), cache.owed, limits.restarts, work)
+        return _Begun(Context(conn, synced, position, now_ms, 0), head, (), (), cache.owed, limits.restarts, work)
     chosen = choose(taken, most, cache.owed)
     cache.more = len(taken) >= most or len(taken) > len(chosen.now)
     if not taken and not head.any_captured:
@@ -192,57 +198,25 @@ def _begin(
     undertaken = _undertake(conn, cache, database_id, head, chosen)
     if undertaken is None:
         return Outcome(True, name=head.name, drained=1)
-    head = undertaken
     if chosen.failed:
         allow(conn, limits.alone_ms)
-    cache.trouble.beside = head.any_captured
+    cache.trouble.beside = undertaken.any_captured
     if cache.trouble.allowed_ms:
         allow(conn, cache.trouble.allowed_ms)
     now = sorted(chosen.now, key=lambda t: t.batch_id)
-    at_hand = [t.batch_id for t in now]
-    asking, may_cause = Asking(functions), _may_cause(cache, synced)
     context = Context(
         conn,
         synced,
         position,
         now_ms,
         limits.busy_ms,
-        at_hand,
-        may_cause,
-        asking,
+        [t.batch_id for t in now],
+        _may_cause(cache, synced),
+        Asking(functions),
         cache.given,
         markers=cache.markers,
     )
-    return _Begun(context, head, now, chosen.later, chosen.owed, limits.restarts)
-
-
-def _look_at_change(conn: Session, cache: Cache, synced: SyncedDatabase, position: int) -> SchemaWork | None:
-    """The change of tables that the group takes; None where none waits, and where captured changes stand before it:
-    then these are outstanding, and no batch comes before them."""
-    markers = waiting(conn, synced.database.id) if cache.altered else []
-    numbers = [marker.id for marker in markers]
-    if list(cache.markers) != numbers:
-        cache.outstanding, cache.markers = Outstanding(), numbers
-    if not markers or cache.outstanding.waiting:
-        return None
-    cache.undertaken = Undertaken(alters=True)
-    work = look(conn, synced.database, markers, position)
-    cache.outstanding.up_to = work.first - 1
-    cache.outstanding.scan(conn, synced.database.id)
-    if not cache.outstanding.waiting:
-        return work
-    cache.undertaken = NOTHING
-    return None
-
-
-def _altered_since(begun: _Begun, cache: Cache) -> bool:
-    """Whether tables were altered since the group began, so that it took them for others than they are. It is rolled
-    back."""
-    conn, database = begun.context.conn, begun.context.synced.database
-    known = begun.work.numbers if begun.work is not None else cache.markers
-    with conn.transaction():
-        found = [marker.id for marker in waiting(conn, database.id)] != list(known)
-        return found or (not cache.watched and notice(conn, database))
+    return _Begun(context, undertaken, now, chosen.later, chosen.owed, limits.restarts)
 
 
 def _take(
@@ -360,26 +334,6 @@ def _commit(begun: _Begun, cache: Cache) -> Outcome:
     left = cache.more or changes or len(tried.results) + len(tried.dropped) < len(begun.now)
     all_heard = not (left or head.any_parked or recorded.any_parked)
     return Outcome(True, context.position, head.name, len(begun.now), tried.results, changes, all_heard)
-
-
-def _commit_change(begun: _Begun, work: SchemaWork, cache: Cache) -> Outcome:
-    started = time.perf_counter()
-    context, head = begun.context, begun.head
-    conn, database = context.conn, context.synced.database
-    group = take_change(context, cache, head, work)
-    if group.recorded.between is not Between.NONE or (not cache.watched and notice(conn, group.synced.database)):
-        conn.rollback()
-        return begun.rolled_back(drained=1)
-    shape = fingerprint(conn, head.name)
-    if head.owner == OWNER:
-        finish(conn, database.id)
-    faults.reach("before_commit")
-    conn.commit()
-    faults.reach("after_commit")
-    cache.follow(group.synced, shape, group.recorded.link)
-    cache.trouble.passed()
-    told(database.name, group, time.perf_counter() - started)
-    return Outcome(True, context.position, head.name, drained=max(1, group.drained))
 
 
 def _may_have_drifted(results: Sequence[Result]) -> bool:

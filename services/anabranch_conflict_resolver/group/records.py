@@ -55,7 +55,7 @@ Sums = dict[int, tuple[int, int]]
 
 
 @dataclass(slots=True)
-class Counted:
+class Recount:
     """The sums of tables of which the group has read all rows, by number, and those of their audiences: they count, and
     not what the changes of rows add. ``rows``: how many effects told of those rows."""
 
@@ -312,7 +312,7 @@ def record(
     *,
     dropped: Sequence[str],
     while_waiting: Callable[[], None],
-    counted: Counted | None = None,
+    counted: Recount | None = None,
 ) -> Recorded:
     """Write a group's records. ``known_sums``, ``known_audience_sums``: the sums known so far; those that are read are
     added to them.
@@ -327,18 +327,11 @@ def record(
     parked = bool(records.parkings)
     link = head.chain or EMPTY_CHAIN
     if records.batches or records.server or counted is not None:
-        tables = context.synced.tables
-        counted = counted or Counted()
-        for name in [name for name in records.sum_changes if tables[name].table.id in counted.sums]:
-            del records.sum_changes[name]
-        for name, audience in [at for at in records.audience_changes if tables[at[0]].table.id in counted.sums]:
-            del records.audience_changes[name, audience]
-        unknown = {tables[name].table.id for name in records.sum_changes} - known_sums.keys()
-        if unknown:
-            known_sums.update(take.read_sums(conn, unknown))
-        sums = {**new_sums(tables, records, known_sums), **counted.sums}
+        counted = counted or Recount()
+        sums = {**_sums_after(context, records, known_sums, counted), **counted.sums}
         of_audiences = dict(counted.audience_sums)
         if records.audience_changes:
+            tables = context.synced.tables
             of_audiences |= new_audience_sums(conn, tables, records.audience_changes, known_audience_sums)
         changes = changed_sets(conn, context.synced.database, records.changed)
         parked_before = head.any_parked
@@ -364,6 +357,19 @@ def record(
     _delete_drained(conn, database_id, drained)
     caused = drained is not None and captured.ask_for_own(conn, database_id, drained.up_to).fetchone()
     return Recorded(link, {}, Between.OWN if caused else Between.NONE, parked)
+
+
+def _sums_after(context: Context, records: Records, known: Sums, counted: Recount) -> Sums:
+    """The sums of the tables that the group has changed, but for those that it has counted: their rows' changes are
+    left out of ``records``, where they would be added to sums. Those that are read are added to ``known``."""
+    tables = context.synced.tables
+    whole = {name for name, table in tables.items() if table.table.id in counted.sums}
+    records.sum_changes = {name: change for name, change in records.sum_changes.items() if name not in whole}
+    records.audience_changes = {at: change for at, change in records.audience_changes.items() if at[0] not in whole}
+    unknown = {tables[name].table.id for name in records.sum_changes} - known.keys()
+    if unknown:
+        known.update(take.read_sums(context.conn, unknown))
+    return new_sums(tables, records, known)
 
 
 def write(

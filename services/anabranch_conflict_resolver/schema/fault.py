@@ -52,7 +52,7 @@ class ChangeAtFault:
 
 
 @dataclass(frozen=True, slots=True)
-class _Begun:
+class _Trial:
     """A trial: what waits, and the group that would take it."""
 
     context: Context
@@ -139,7 +139,7 @@ def _why_not(conn: Session, cache: Cache, database_id: int, now_ms: int, number:
 
 
 @contextmanager
-def _begun(conn: Session, cache: Cache, database_id: int, now_ms: int) -> Iterator[_Begun | None]:
+def _begun(conn: Session, cache: Cache, database_id: int, now_ms: int) -> Iterator[_Trial | None]:
     """A transaction that holds the claim, and is rolled back; None where another session has the claim."""
     try:
         claimed = claim(conn, database_id, lambda: lambda: None)
@@ -149,7 +149,7 @@ def _begun(conn: Session, cache: Cache, database_id: int, now_ms: int) -> Iterat
             return
         synced = current(conn, cache, head)
         context = Context(conn, synced, max(head.clock_ms, head.position) + 1, now_ms, 0)
-        yield _Begun(context, head, marked.waiting(conn, database_id))
+        yield _Trial(context, head, marked.waiting(conn, database_id))
     finally:
         if not conn.closed:
             conn.rollback()

@@ -39,7 +39,7 @@ from anabranch_conflict_resolver.captured.intake import NOTHING_CAUSED
 from anabranch_conflict_resolver.captured.server_batches import Drained, SchemaOrigin, ServerBatch, schema_batch_id
 from anabranch_conflict_resolver.group.cache import Cache, compile_now, load
 from anabranch_conflict_resolver.group.context import Context, Progress
-from anabranch_conflict_resolver.group.records import Counted, Recorded, record
+from anabranch_conflict_resolver.group.records import Recorded, Recount, record
 from anabranch_conflict_resolver.group.tables import SyncedDatabase
 from anabranch_conflict_resolver.group.view import View
 from anabranch_conflict_resolver.schema.rewriting import tell_values
@@ -89,7 +89,7 @@ def take_change(
     batches = drain_through(context, work.last)
     message = words(changes, work.markers, entered.version if entered is not None else database.ddl_version)
     batch = ServerBatch(schema_batch_id(position), SchemaOrigin(work.markers[0].role, message), position)
-    counted = Counted()
+    counted = Recount()
     _tell(context, changes, batches, batch, counted)
     for change in changes:
         _note_readers(context.synced, change, batch)
@@ -136,7 +136,7 @@ def _afterwards(conn: Session, synced: SyncedDatabase) -> SyncedDatabase:
 
 
 def _tell(
-    context: Context, changes: Sequence[TableChange], batches: list[ServerBatch], batch: ServerBatch, counted: Counted
+    context: Context, changes: Sequence[TableChange], batches: list[ServerBatch], batch: ServerBatch, counted: Recount
 ) -> None:
     conn, database = context.conn, context.synced.database
     read = [one.after.id for one in changes if one.after is not None and is_read(one)]

@@ -27,12 +27,12 @@ from anabranch.wire.value_effects import ValueEffects
 from anabranch_conflict_resolver.captured.intake import AT_ONCE
 from anabranch_conflict_resolver.captured.server_batches import ServerBatch
 from anabranch_conflict_resolver.group.context import Context
-from anabranch_conflict_resolver.group.records import Counted
+from anabranch_conflict_resolver.group.records import Recount
 from anabranch_conflict_resolver.group.table import SyncedTable
 from anabranch_conflict_resolver.schema.waiting import is_read
 
 
-def tell_values(context: Context, changes: Sequence[TableChange], batch: ServerBatch, counted: Counted) -> None:
+def tell_values(context: Context, changes: Sequence[TableChange], batch: ServerBatch, counted: Recount) -> None:
     """Write the effects of ``changes`` as those of ``batch``, and count the tables that they concern.
 
     Raises:
@@ -48,7 +48,7 @@ def tell_values(context: Context, changes: Sequence[TableChange], batch: ServerB
 
 
 def _tell_table(
-    context: Context, table: SyncedTable, change: TableChange, batch: ServerBatch, counted: Counted
+    context: Context, table: SyncedTable, change: TableChange, batch: ServerBatch, counted: Recount
 ) -> None:
     conn, synced = context.conn, context.synced
     new = change.before is None
