@@ -72,8 +72,10 @@ where case when f.oid is null then not f.dropped else f.dropped <> (f.nspname <>
 order by f.number
 """
 
+# An image begins with the number of its columns.
 _WAITING: LiteralString = """
-select id from anabranch.captured where database_id = %s and table_id = %s and type <> 4 and id > %s order by id
+select id, ('x' || pg_catalog.encode(pg_catalog.substring(coalesce(new, old), 1, 4), 'hex'))::bit(32)::int
+from anabranch.captured where database_id = %s and table_id = %s and type <> 4 and id > %s order by id
 """
 _IMAGE: LiteralString = "select coalesce(new, old) from anabranch.captured where database_id = %s and id = %s"
 _MARK: LiteralString = """
@@ -146,19 +148,21 @@ def _mark(conn: Connection, database_id: int, number: int, told: dict[str, Any])
 def _placed(conn: Connection, database_id: int, row: _Different) -> tuple[int, str]:
     """The number before which images of the table are older, and why that is not known, "" where it is."""
     assert row.has is not None
-    ids = [number for (number,) in conn.execute(_WAITING, (database_id, row.number, row.marker)).fetchall()]
+    found = conn.execute(_WAITING, (database_id, row.number, row.marker)).fetchall()
+    ids = [number for number, _ in found]
     if not ids:
         # Whatever comes was captured after it.
         return row.marker + 1, ""
     if row.shape is None:
         return ids[0], "it was altered, and captured changes of it wait whose columns nobody wrote down"
     was, now = Shape.from_json(row.shape), Shape.from_json(row.has)
-    if _types(was) == _types(now):
-        if [c.number for c in was.columns] == [c.number for c in now.columns]:
-            return ids[-1] + 1, ""
+    first: int | None = len(ids)
+    if _types(was) != _types(now):
+        first = _first_newer(conn, database_id, ids, _types(was), _types(now))
+    elif [c.number for c in was.columns] != [c.number for c in now.columns]:
         return ids[0], "it was altered, and captured changes of it wait that may be older or newer"
-    first = _first_newer(conn, database_id, ids, _types(was), _types(now))
-    if first is None:
+    counts = [count for _, count in found]
+    if first is None or counts != [len(was.columns)] * first + [len(now.columns)] * (len(ids) - first):
         return ids[0], "it was altered more than once, and captured changes of it wait"
     return (ids[first - 1] + 1 if first else row.marker + 1), ""
 
