@@ -13,7 +13,8 @@ from collections.abc import Iterator
 import hypothesis
 import pytest
 
-from anabranch.embedded.postgres import UNSYNCED, EmbeddedPostgres
+from anabranch.embedded import UNSYNCED
+from anabranch.embedded.postgres import EmbeddedPostgres
 from anabranch.testkit.databases import TestDatabases
 
 # How long an example takes says how busy the machine is, not whether it is right.

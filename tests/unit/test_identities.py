@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from anabranch.store.catalog.identities import carried_on, new_identity
 from anabranch.values import Column, Kind, Table
-from anabranch.values.identities import carried_on, new_identity
 from anabranch.values.table import FormerColumn
 
 

@@ -31,6 +31,7 @@ from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
 
+from anabranch.cli.embedded import embedded_postgres
 from anabranch.cli.installation import (
     ENDPOINTS,
     POSTGRES_VARIABLE,
@@ -143,26 +144,13 @@ def _start_postgres(
     if url:
         note(f"using the Postgres of {POSTGRES_VARIABLE}")
         return None, url
-    embedded = _embedded(data_dir / "postgres", ports.get("postgres"))
+    server = embedded_postgres(f"point {POSTGRES_VARIABLE} at a server")
+    embedded = server(data_dir / "postgres", port=ports.get("postgres"))
     stack.callback(embedded.stop)
     started = time.monotonic()
     url = embedded.start()
     note(f"Postgres runs on {HOST}:{_port_of(url)} (started in {time.monotonic() - started:.1f} s)")
     return embedded, url
-
-
-def _embedded(folder: Path, port: int | None) -> EmbeddedPostgres:
-    # Imported here: with an external Postgres, the packages that the embedded one needs need not be installed.
-    try:
-        from anabranch.embedded.postgres import EmbeddedPostgres
-    except ModuleNotFoundError as error:
-        if error.name != "psutil":
-            raise
-        raise PostgresUnavailableError(
-            "embedded Postgres needs the package psutil, which anabranch-server[embedded] brings; or point "
-            f"{POSTGRES_VARIABLE} at a server"
-        ) from error
-    return EmbeddedPostgres(folder, port=port)
 
 
 def _keep_postgres(embedded: EmbeddedPostgres, say: Say) -> None:

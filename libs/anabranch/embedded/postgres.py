@@ -26,7 +26,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import TracebackType
 from typing import IO, Literal, Self
 
 import psutil
@@ -81,10 +81,6 @@ SETTINGS: Mapping[str, str] = {
     "log_error_verbosity": "terse",
     "log_min_error_statement": "panic",
 }
-
-UNSYNCED: Mapping[str, str] = MappingProxyType({"fsync": "off"})
-"""Further settings, for a server whose data is not needed once the machine is off. They lose nothing when the server
-itself ends, in any way; where a disk is slow, or shared, the server is several times as fast."""
 
 _log = structlog.get_logger(__name__)
 

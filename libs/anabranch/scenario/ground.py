@@ -21,7 +21,8 @@ from typing import Any, Self
 
 import jwt
 
-from anabranch.embedded.postgres import UNSYNCED, EmbeddedPostgres
+from anabranch.embedded import UNSYNCED
+from anabranch.embedded.postgres import EmbeddedPostgres
 from anabranch.scenario.node import Nursery
 from anabranch.store.session.engine import Session, connect
 from anabranch.testkit.stack import Stack

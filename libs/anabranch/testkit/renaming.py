@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 from psycopg.types.json import Jsonb
 
 from anabranch.store.catalog.databases import columns_to_json, load_database
+from anabranch.store.catalog.identities import called
 from anabranch.store.catalog.registration import tell
 from anabranch.store.cells.binary_cells import quote
 from anabranch.store.session.engine import Session
 from anabranch.values import Table
-from anabranch.values.identities import called
 
 _SET = """
 update anabranch.synced_tables

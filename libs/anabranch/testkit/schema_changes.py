@@ -17,6 +17,7 @@ from ulid import ULID
 from anabranch.store.capture.triggers import MARK_RESOLVER
 from anabranch.store.catalog.databases import columns_to_json, former_columns_to_json
 from anabranch.store.catalog.former_tables import KEEP
+from anabranch.store.catalog.identities import carried_on
 from anabranch.store.catalog.registration import tell
 from anabranch.store.catalog.relation import relations_of
 from anabranch.store.catalog.sums import scan_rows, scan_sum, sum_to_bytes
@@ -36,7 +37,6 @@ from anabranch.store.session.steps import run
 from anabranch.testkit.log_writer import LogWriter
 from anabranch.v1 import position_pb2, snapshot_pb2
 from anabranch.values import Cell, Table, key_text
-from anabranch.values.identities import carried_on
 from anabranch.wire.effects import Effect, EffectBuilder
 from anabranch.wire.tables import table_message
 

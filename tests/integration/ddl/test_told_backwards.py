@@ -1,4 +1,4 @@
-"""What the catalog keeps of schema changes is enough to tell an app the tables of its version."""
+"""The catalog keeps enough of schema changes to tell an app the tables of its version."""
 
 from __future__ import annotations
 

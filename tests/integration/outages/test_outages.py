@@ -20,7 +20,8 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from anabranch.embedded.postgres import UNSYNCED, EmbeddedPostgres
+from anabranch.embedded import UNSYNCED
+from anabranch.embedded.postgres import EmbeddedPostgres
 from anabranch.ports import HOST
 from anabranch.runtime.fleet import SERVICES
 from anabranch.runtime.health import probe

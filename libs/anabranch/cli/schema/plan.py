@@ -9,8 +9,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from anabranch.cli.embedded import embedded_postgres
+from anabranch.embedded import UNSYNCED
 from anabranch.embedded.binaries import PostgresUnavailableError, find_binaries
-from anabranch.embedded.postgres import UNSYNCED, EmbeddedPostgres
 from anabranch.store.ddl.difference import TableChange
 from anabranch.store.log.version_log import version_log
 from anabranch.store.plan.costs import Cost, CostKind, costs_of, warnings_of
@@ -127,9 +128,10 @@ def _scratch(url: str | None) -> Iterator[str]:
         with scratch_database(url) as made:
             yield made
         return
+    server = embedded_postgres("name another server by --scratch-url")
     with (
         tempfile.TemporaryDirectory(prefix="anabranch-plan-") as folder,
-        EmbeddedPostgres(Path(folder) / "postgres", settings=UNSYNCED) as postgres,
+        server(Path(folder) / "postgres", settings=UNSYNCED) as postgres,
     ):
         yield postgres.url
 

@@ -15,7 +15,7 @@ from anabranch.cli.printable import say_json
 from anabranch.cli.schema.log_lines import log_lines, version_json
 from anabranch.cli.schema.plan import make_plan
 from anabranch.cli.schema.plan_lines import plan_json, plan_lines
-from anabranch.embedded.postgres import PostgresUnavailableError
+from anabranch.embedded.binaries import PostgresUnavailableError
 from anabranch.store.catalog.databases import load_databases
 from anabranch.store.log.version_log import version_log
 from anabranch.store.plan.scratch import MigrationPlanError

@@ -16,11 +16,11 @@ import psycopg
 
 from anabranch.store.capture.triggers import TriggerFault, trigger_faults
 from anabranch.store.catalog.databases import Database
+from anabranch.store.catalog.identities import matched
 from anabranch.store.catalog.refusals import TableRefusal, why_not
 from anabranch.store.catalog.relation import Relation, relations_of
 from anabranch.store.session.steps import Steps, arun, run
 from anabranch.values import Column, Table
-from anabranch.values.identities import matched
 from anabranch.values.postgres_types import Types
 
 # Integers and texts whose values stay the same when one type becomes the other.

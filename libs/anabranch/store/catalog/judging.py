@@ -14,12 +14,12 @@ from anabranch.store.audiences.judging import judge_expression
 from anabranch.store.capture import triggers
 from anabranch.store.catalog import former_tables
 from anabranch.store.catalog.databases import Database, UnknownDatabaseError, load_database
+from anabranch.store.catalog.identities import carried_on, new_identity
 from anabranch.store.catalog.policy import PolicyError, TablePolicy, table_policy
 from anabranch.store.catalog.refusals import Refused, TableRefusal, why_not
 from anabranch.store.catalog.relation import relations_of
 from anabranch.store.session.steps import run
 from anabranch.values import Table
-from anabranch.values.identities import carried_on, new_identity
 
 Connection = psycopg.Connection[Any]
 

@@ -10,6 +10,7 @@ import psycopg
 
 from anabranch.errors import ServerError
 from anabranch.store.catalog.databases import Database
+from anabranch.store.catalog.identities import new_identity
 from anabranch.store.catalog.policy import TablePolicy
 from anabranch.store.catalog.refusals import STOPPING, why_not
 from anabranch.store.catalog.relation import Relation, relations_of, types_of
@@ -19,7 +20,6 @@ from anabranch.store.ddl.markers import Marker, waiting
 from anabranch.store.ddl.shapes import Shape, columns_of, is_like, shape_of_columns
 from anabranch.store.session.steps import run
 from anabranch.values import Table
-from anabranch.values.identities import new_identity
 from anabranch.values.postgres_types import Types
 
 Connection = psycopg.Connection[Any]

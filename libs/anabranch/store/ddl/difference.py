@@ -13,13 +13,13 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from anabranch.store.catalog.identities import column_identities, new_identity
 from anabranch.store.catalog.policy import POLICY_KINDS
 from anabranch.store.cells.binary_cells import bare_type
 from anabranch.store.ddl.following import Followed, follow
 from anabranch.store.ddl.markers import Marker
 from anabranch.store.ddl.shapes import Shape, ShapeColumn
 from anabranch.values import Cell, Column, Kind, Table, postgres_types
-from anabranch.values.identities import column_identities, new_identity
 from anabranch.values.kinds import TEXT_KINDS
 from anabranch.values.postgres_text import array_parser, element_parser
 from anabranch.values.postgres_types import Types

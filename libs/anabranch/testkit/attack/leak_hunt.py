@@ -20,7 +20,8 @@ from typing import Any
 
 import jwt
 
-from anabranch.embedded.postgres import UNSYNCED, EmbeddedPostgres
+from anabranch.embedded import UNSYNCED
+from anabranch.embedded.postgres import EmbeddedPostgres
 from anabranch.store.session.engine import Session, connect
 from anabranch.testkit.attack.hunt_bases import publish_bases
 from anabranch.testkit.attack.hunt_device import HuntDevice

@@ -25,7 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from anabranch.embedded.postgres import UNSYNCED, EmbeddedPostgres
+from anabranch.embedded import UNSYNCED
+from anabranch.embedded.postgres import EmbeddedPostgres
 from anabranch.store.catalog import registration
 from anabranch.store.session.engine import connect
 from anabranch.testkit.attack.calls import fuzz_calls
