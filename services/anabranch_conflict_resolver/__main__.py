@@ -49,7 +49,7 @@ async def build(context: ServiceContext[ResolverSettings]) -> Service:
         )
         for _ in range(settings.resolver_workers)
     ]
-    resolver = Resolver(settings, writes_as, workers, wakeups, stopping, clock)
+    resolver = Resolver(settings, writes_as, workers, wakeups, known, stopping, clock)
     dry_runs = DryRuns(
         writes_as, explain_options(settings), functions, keys, longest_s=settings.explain_timeout_ms / 1000
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from anabranch_conflict_resolver.group.cache import Cache
@@ -23,3 +23,9 @@ class Known:
     def cache(self, database_id: int) -> Cache:
         """The cache of a database; an empty one the first time."""
         return self.caches.setdefault(database_id, Cache(self.seal_key, careful=True))
+
+    def unwatched(self, numbers: Collection[int], *, after: int, most: int) -> list[int]:
+        """Databases of ``numbers`` whose tables no event trigger watches, as far as is known: at most ``most``, those
+        that come next behind ``after``, where their numbers end at the first ones again."""
+        found = [n for n in numbers if (cache := self.caches.get(n)) is None or not cache.watched]
+        return sorted(found, key=lambda n: (n <= after, n))[:most]

@@ -4,8 +4,9 @@ The listener's session hears notifications as they come; every ``poll_interval_m
 batches that are ready or due, for notifications that were missed, for other resolvers that died, and for batches whose
 time is up, and more often for captured changes, which no notification reports (``captured.watch``); and it ends claims
 whose holders are silent (see ``store.inbox.claim``). Every five seconds it gauges what waits; the janitor's ``census``
-tells the same gauges, for when no resolver is alive. A listener without a session opens a new one; until then nothing
-wakes the workers, and readiness says so.
+tells the same gauges, for when no resolver is alive. As often it wakes databases whose tables no event trigger watches:
+the group, which finds nothing else to do, looks whether they were altered. A listener without a session opens a new
+one; until then nothing wakes the workers, and readiness says so.
 """
 
 from __future__ import annotations
@@ -40,11 +41,15 @@ from anabranch.store.session.engine import Session
 from anabranch.store.session.told import told
 from anabranch_conflict_resolver.captured.watch import CapturedWatch
 from anabranch_conflict_resolver.config import ResolverSettings, group_options
+from anabranch_conflict_resolver.loop.known import Known
 from anabranch_conflict_resolver.loop.wakeups import Wakeups
 
 _log = structlog.get_logger()
 _PAUSE_S = 0.5
 _GAUGE_INTERVAL_S = 5.0
+_LOOK_INTERVAL_S = 5.0
+_MOST_LOOKS = 50
+"""So many databases at a time are looked at for tables that were altered, so that their groups delay no other one."""
 _COUNT_AT_MOST = 100_000
 _LISTENER_LOCK_MS = 10_000
 """It holds no lock that others wait for: so it may wait behind a migration for longer than a group may."""
@@ -66,7 +71,8 @@ class Body(Protocol):
 
 class Resolver:
     """Threads and their state; ``run`` is the service's background work. ``workers`` are woken by ``wakeups`` and stop
-    when ``stopping`` is set. ``url`` is that of their sessions: its role sees them, and may end them."""
+    when ``stopping`` is set. ``url`` is that of their sessions: its role sees them, and may end them. ``known`` is the
+    workers' state of databases."""
 
     def __init__(
         self,
@@ -74,10 +80,12 @@ class Resolver:
         url: str,
         workers: Sequence[Body],
         wakeups: Wakeups,
+        known: Known,
         stopping: Event,
         clock: Clock,
     ) -> None:
         self._url = url
+        self._known = known
         self._trusting = settings.trust_owners
         self._clock = clock
         self._poll_s = settings.poll_interval_ms / 1000
@@ -126,7 +134,8 @@ class Resolver:
                 self._stopping.wait(_PAUSE_S)
 
     def _hear(self, session: Session) -> None:
-        polled = gauged = float("-inf")
+        polled = gauged = looked = float("-inf")
+        last = 0
         known: frozenset[int] = frozenset()
         metrics.count("anabranch_notifications_ignored", 0)
         moments: dict[int, tuple[str, float]] = {}
@@ -152,6 +161,11 @@ class Resolver:
                     metrics.gauge("anabranch_schema_version", changes.version, database=changes.name)
                     metrics.gauge("anabranch_schema_changes_waiting", changes.markers, database=changes.name)
                     metrics.gauge("anabranch_schema_change_age", changes.age_s, database=changes.name)
+            if now - looked >= _LOOK_INTERVAL_S:
+                looked = now
+                for number in self._known.unwatched(known, after=last, most=_MOST_LOOKS):
+                    self._wakeups.wake(number)
+                    last = number
             if watch.due_in(now) <= 0:
                 for number in watch.look(session, now, self._wakeups.busy()):
                     self._wakeups.wake(number)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.integration.resolver.altering import alter, unwatched, versions
 
 from anabranch.testkit.resolver_rig import ResolverRig, RigNode
 
@@ -167,3 +168,16 @@ def test_a_resolver_drains_and_ends_when_told(make_rig: Any, start: Any) -> None
     until_empty([rig], 20)
     process.send_signal(signal.SIGTERM)
     assert process.wait(10) == 0
+
+
+def test_an_idle_database_that_nobody_watches_is_looked_at(make_rig: Any, start: Any) -> None:
+    rig: ResolverRig = unwatched(make_rig(TABLE))
+    start()
+    rig.node("a").insert("todo", {"id": "1", "title": "one"})
+    until_empty([rig], 30)
+    alter(rig, "alter table todo add column note text")
+    began = time.monotonic()
+    while not versions(rig):
+        assert time.monotonic() - began < 30, "the change is not noticed"
+        time.sleep(0.05)
+    check(rig)
