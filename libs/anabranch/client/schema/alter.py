@@ -12,8 +12,8 @@ What has to be right afterwards, in the same transaction:
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Iterable, Iterator
+from contextlib import closing, suppress
 from itertools import islice
 from typing import Any
 
@@ -180,9 +180,20 @@ def _recount(tx: Tx, table: DeviceTable) -> None:
 
 
 def show_queued(tx: Tx, table: DeviceTable, pendings: Pendings) -> None:
-    """Show the rows anew that the queue touches."""
+    """Show the rows of a live table anew that the queue touches. The pull of any other shows them."""
+    (stage,) = tx.conn.execute("SELECT stage FROM _db_tables WHERE name = ?", (table.name,)).fetchone()
+    if stage != "live":
+        return
     found = tx.conn.execute("SELECT DISTINCT key FROM _db_pending_rows WHERE tbl = ?", (table.name,)).fetchall()
     keys = iter([key for (key,) in found])
     while some := list(islice(keys, _AT_ONCE)):
-        touched = {key: tuple(key_cells(table.table, key)) for key in some}
+        touched = dict(_with_cells(table, some))
         settle.show(tx, Folded(), {table.name: touched}, pendings, "remote", {})
+
+
+def _with_cells(table: DeviceTable, keys: Iterable[str]) -> Iterator[tuple[str, tuple[Cell, ...]]]:
+    """Key texts with the keys that they stand for. One of a key that the table does not have any more, which an
+    earlier release may have left, stands for no row."""
+    for key in keys:
+        with suppress(*UNREADABLE):
+            yield key, tuple(key_cells(table.table, key))

@@ -179,6 +179,9 @@ def pull_anew(tx: Tx, before: Held, view: snapshot_pb2.Table, today: snapshot_pb
     make_anew(tx, old, new)
     hold(tx, view, today)
     tx.tables_changed()
+    # The rows that the queue touches are noted by their keys, which may be others by now.
+    forget_queued(tx, new.name)
+    find_pending(tx, {new.name: new})
     set_aside_changed(tx, new)
 
 

@@ -15,7 +15,7 @@ from anabranch.client.writes.payload import PayloadCache
 from anabranch.merge import Policy
 from anabranch.testkit.memory_remote import MemoryRemote
 from anabranch.testkit.memory_server import MemoryServer, MemoryTable
-from anabranch.values import Column, Kind, Table
+from anabranch.values import Column, Kind, Table, key_cells
 from anabranch.values.canonical import table_sum
 
 TODO = Table(
@@ -85,7 +85,9 @@ def is_consistent(device: SyncedDb) -> None:
             bases, parts = read_bases(tx.conn, table, kept), pendings.load(tx, table.name, kept)
             for key in kept:
                 now = overlaid(table, bases[key], parts.get(key, ()))
-                assert table.read(tx.conn, [(key,)]) == ([] if now is None else [table.codec.store(now)])
+                assert table.read(tx.conn, [key_cells(table.table, key)]) == (
+                    [] if now is None else [table.codec.store(now)]
+                )
             count, total = table_sum(table.encoder, base_rows(tx.conn, table))
             kept_sum = tx.conn.execute("SELECT count, hash FROM _db_tables WHERE name = ?", (table.name,)).fetchone()
             assert kept_sum == (count, total.to_bytes(16, "big")), table.sql_name
