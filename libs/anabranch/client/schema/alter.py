@@ -1,4 +1,5 @@
-"""A table of the file becomes another one by columns that come, go and are renamed, without a pull.
+"""A table of the file becomes another one: by columns that come, go and are renamed, without a pull; or, where it can't
+become it so, made anew and pulled.
 
 What has to be right afterwards, in the same transaction:
 
@@ -28,7 +29,8 @@ from anabranch.client.reading import audience_checks, sums
 from anabranch.client.reading.effects import Folded
 from anabranch.client.schema import altering
 from anabranch.client.schema.held import Held, hold
-from anabranch.client.schema.make import drop_pull, forget_queued, give_up, is_refusal, refused_name
+from anabranch.client.schema.make import drop_pull, find_pending, forget_queued, give_up, is_refusal, make_anew
+from anabranch.client.schema.names import with_a_name
 from anabranch.client.schema.own_objects import tell_not_kept
 from anabranch.client.schema.views import columns_of, without_estimate
 from anabranch.v1 import snapshot_pb2
@@ -37,6 +39,7 @@ from anabranch.values.canonical import table_sum
 from anabranch.values.sqlite import storer
 
 _AT_ONCE = 5_000
+_PULLED = "its columns have changed"
 
 
 def become(
@@ -45,7 +48,7 @@ def become(
     """Alter the table to ``view``, which must not be told apart from it (``views``), and keep both descriptions. Its
     pull under way, if there is one, begins anew. None where SQLite can't hold it so: it is given up, which is told."""
     old = device_table(before.view)
-    view, new = _with_a_name(tx, old, view)
+    view, new = with_a_name(tx, old, view)
     same_rows = list(columns_of(before.view).items()) == list(columns_of(view).items())
     if same_rows and altering.is_same(old, new):
         return _relabel(tx, before, new, view, today, pendings)
@@ -57,10 +60,7 @@ def become(
     except sqlite3.OperationalError as error:
         if not is_refusal(error):
             raise
-        give_up(tx, old)
-        forget_queued(tx, old.name)
-        tx.tables_changed()
-        tx.events.append(State("set_aside", f"SQLite can't hold it: {error}", new.sql_name))
+        _refuse(tx, old, new, error)
         return None
     hold(tx, view, today)
     tell_not_kept(tx, not_kept, new.sql_name)
@@ -72,6 +72,46 @@ def become(
     if not same_rows or old.policy != new.policy:
         show_queued(tx, new, pendings)
     return new
+
+
+def _refuse(tx: Tx, old: DeviceTable, new: DeviceTable, error: sqlite3.Error) -> None:
+    """Give up a table that SQLite can't hold as it is to be, and tell so."""
+    give_up(tx, old)
+    forget_queued(tx, old.name)
+    tx.tables_changed()
+    tx.events.append(State("set_aside", f"SQLite can't hold it: {error}", new.sql_name))
+
+
+def pull_anew(tx: Tx, before: Held, view: snapshot_pb2.Table, today: snapshot_pb2.Table) -> DeviceTable | None:
+    """Put an empty table in the place of one that can't become it, to be pulled. None where SQLite can't hold it: the
+    one before is given up, which is told."""
+    old = device_table(before.view)
+    view, new = with_a_name(tx, old, view)
+    drop_pull(tx, old)
+    try:
+        with tx.savepoint():
+            make_anew(tx, old, new)
+    except sqlite3.OperationalError as error:
+        if not is_refusal(error):
+            raise
+        _refuse(tx, old, new, error)
+        return None
+    hold(tx, view, today)
+    tx.tables_changed()
+    # The rows that the queue touches are noted by their keys, which may be others by now.
+    forget_queued(tx, new.name)
+    find_pending(tx, {new.name: new})
+    set_aside_changed(tx, new)
+    return new
+
+
+def set_aside_changed(tx: Tx, table: DeviceTable) -> None:
+    """Note that a table is to be pulled because it is another one than it was."""
+    tx.conn.execute(
+        "UPDATE _db_tables SET stage = CASE stage WHEN 'new' THEN 'new' ELSE 'aside' END, reason = ? WHERE name = ?",
+        (_PULLED, table.name),
+    )
+    tx.events.append(State("set_aside", _PULLED, table.sql_name))
 
 
 def _relabel(
@@ -91,28 +131,6 @@ def _relabel(
     if old.policy != new.policy:
         show_queued(tx, new, pendings)
     return new
-
-
-def _with_a_name(tx: Tx, old: DeviceTable, view: snapshot_pb2.Table) -> tuple[snapshot_pb2.Table, DeviceTable]:
-    """The view, and the table that it describes: under the name that it has, where another table, view or index in the
-    file has its new one already, which is told."""
-    new = device_table(view)
-    if old.sql_name.lower() == new.sql_name.lower():
-        return view, new
-    reason = refused_name(new.sql_name)
-    if not reason:
-        taken = tx.conn.execute(
-            "SELECT type FROM sqlite_master WHERE name = ? COLLATE NOCASE AND type IN ('table', 'view', 'index')",
-            (new.sql_name,),
-        ).fetchone()
-        reason = "" if taken is None else f"the file has a {taken[0]} of that name"
-    if not reason:
-        return view, new
-    tx.events.append(State("not_renamed", f"its new name is {new.sql_name}: {reason}", old.sql_name))
-    kept = snapshot_pb2.Table()
-    kept.CopyFrom(view)
-    kept.sql_name = "" if old.sql_name == old.name else old.sql_name
-    return kept, device_table(kept)
 
 
 def _sums_change(tx: Tx, old: DeviceTable, new: DeviceTable) -> bool:

@@ -29,8 +29,7 @@ from anabranch.client.file.device_file import DeviceFile, Tx
 from anabranch.client.file.device_table import DeviceTable
 from anabranch.client.file.state import FileState
 from anabranch.client.overlay.pendings import Pendings
-from anabranch.client.schema.alter import become
-from anabranch.client.schema.follow import pull_anew, set_aside_changed
+from anabranch.client.schema.alter import become, pull_anew, set_aside_changed
 from anabranch.client.schema.held import Held, all_held, held, hold, hold_absent
 from anabranch.client.schema.kinds import unreadable
 from anabranch.client.schema.make import create, find_pending, forget_queued, give_up

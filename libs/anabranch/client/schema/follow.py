@@ -29,21 +29,19 @@ from anabranch.client.events import Schema, State
 from anabranch.client.file import audience_sums, choice
 from anabranch.client.file.audience_sums import NO_ROWS
 from anabranch.client.file.device_file import Tx
-from anabranch.client.file.device_table import DeviceTable, DeviceTables, device_table
+from anabranch.client.file.device_table import DeviceTables
 from anabranch.client.file.state import FileState
 from anabranch.client.overlay.pendings import Pendings
 from anabranch.client.overlay.rebase import write_bases
 from anabranch.client.queue import settle
 from anabranch.client.schema import altering
-from anabranch.client.schema.alter import become, show_queued
+from anabranch.client.schema.alter import become, pull_anew, show_queued
 from anabranch.client.schema.held import Held, all_held, hold
 from anabranch.client.schema.kinds import unreadable
-from anabranch.client.schema.make import create, drop_pull, find_pending, forget_queued, give_up, make_anew
+from anabranch.client.schema.make import create, find_pending, forget_queued, give_up
 from anabranch.client.schema.own_objects import drop_broken_triggers
 from anabranch.client.schema.views import carried_on, is_told_apart, view_of
 from anabranch.v1 import snapshot_pb2
-
-_PULLED = "its columns have changed"
 
 
 @dataclass
@@ -170,28 +168,6 @@ def _change(
         followed.aside.add(name)
     elif become(tx, before, view, today, pendings) is None:
         followed.aside.add(name)
-
-
-def pull_anew(tx: Tx, before: Held, view: snapshot_pb2.Table, today: snapshot_pb2.Table) -> None:
-    """Put an empty table in the place of one that can't become it, to be pulled."""
-    old, new = device_table(before.view), device_table(view)
-    drop_pull(tx, old)
-    make_anew(tx, old, new)
-    hold(tx, view, today)
-    tx.tables_changed()
-    # The rows that the queue touches are noted by their keys, which may be others by now.
-    forget_queued(tx, new.name)
-    find_pending(tx, {new.name: new})
-    set_aside_changed(tx, new)
-
-
-def set_aside_changed(tx: Tx, table: DeviceTable) -> None:
-    """Note that a table is to be pulled because it is another one than it was."""
-    tx.conn.execute(
-        "UPDATE _db_tables SET stage = CASE stage WHEN 'new' THEN 'new' ELSE 'aside' END, reason = ? WHERE name = ?",
-        (_PULLED, table.name),
-    )
-    tx.events.append(State("set_aside", _PULLED, table.sql_name))
 
 
 def _come(
