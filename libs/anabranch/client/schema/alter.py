@@ -29,7 +29,15 @@ from anabranch.client.reading import audience_checks, sums
 from anabranch.client.reading.effects import Folded
 from anabranch.client.schema import altering
 from anabranch.client.schema.held import Held, hold
-from anabranch.client.schema.make import drop_pull, find_pending, forget_queued, give_up, is_refusal, make_anew
+from anabranch.client.schema.make import (
+    REFUSALS,
+    drop_pull,
+    find_pending,
+    forget_queued,
+    give_up,
+    is_refusal,
+    make_anew,
+)
 from anabranch.client.schema.names import with_a_name
 from anabranch.client.schema.own_objects import tell_not_kept
 from anabranch.client.schema.views import columns_of, without_estimate
@@ -57,7 +65,7 @@ def become(
     pendings.forget_if_undone(tx)
     try:
         not_kept = altering.alter_table(tx, old, new)
-    except sqlite3.OperationalError as error:
+    except REFUSALS as error:
         if not is_refusal(error):
             raise
         _refuse(tx, old, new, error)
@@ -91,7 +99,7 @@ def pull_anew(tx: Tx, before: Held, view: snapshot_pb2.Table, today: snapshot_pb
     try:
         with tx.savepoint():
             make_anew(tx, old, new)
-    except sqlite3.OperationalError as error:
+    except REFUSALS as error:
         if not is_refusal(error):
             raise
         _refuse(tx, old, new, error)

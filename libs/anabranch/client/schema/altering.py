@@ -29,7 +29,7 @@ from anabranch.client.file import guards, layout
 from anabranch.client.file.device_file import Tx
 from anabranch.client.file.device_table import DeviceTable, quote
 from anabranch.client.logs import get_logger
-from anabranch.client.schema.make import is_refusal
+from anabranch.client.schema.make import REFUSALS, is_refusal
 from anabranch.client.schema.own_objects import put_up, taken_down
 from anabranch.values import Column, Kind
 from anabranch.values.sqlite import declared_type, storer
@@ -96,6 +96,11 @@ class _Steps:
         store = storer(column)
         return column.initial[0] if store is None else store(column.initial[0])
 
+    def fills(self) -> bool:
+        """Whether values of rows are written, for which triggers of the app's would fire: these run for what somebody
+        writes, and may refuse it."""
+        return bool(self.emptied) or any(_is_filled(column, self.initial(column)) for column in self.added)
+
     def is_none(self) -> bool:
         """Whether there is nothing to do."""
         same_name = self.old.sql_name == self.new.sql_name
@@ -111,8 +116,8 @@ def alter_table(tx: Tx, old: DeviceTable, new: DeviceTable) -> list[str]:
     """Alter the table; return what of the app's own was dropped, in words.
 
     Raises:
-        sqlite3.OperationalError: SQLite can't hold the new one (``make.is_refusal``): as names that differ in nothing
-            but upper and lower case. Nothing was done.
+        sqlite3.OperationalError, sqlite3.IntegrityError: SQLite can't hold the new one (``make.is_refusal``): as names
+            that differ in nothing but upper and lower case. Nothing was done.
         sqlite3.Error: the file can't be written; the transaction, or a part of it, is to be undone.
     """
     steps = _Steps(old, new)
@@ -129,7 +134,7 @@ def alter_table(tx: Tx, old: DeviceTable, new: DeviceTable) -> list[str]:
                 not_kept = way(tx, steps)
                 guards.put(tx.conn, new.sql_name)
             return not_kept
-        except sqlite3.OperationalError as error:
+        except REFUSALS as error:
             if not is_refusal(error) or way is ways[-1]:
                 raise
             log.info("table_altered_otherwise", table=old.sql_name, error=str(error))
@@ -162,8 +167,9 @@ def _as_it_is(tx: Tx, steps: _Steps) -> list[str]:
     for name in _indexes_on(conn, steps):
         conn.execute(f"DROP INDEX {quote(name)}")
         not_kept.append(f"the index {name}")
+    triggers = taken_down(conn, steps.new.sql_name, "trigger") if steps.fills() else []
     _drop_and_add(conn, steps)
-    return not_kept
+    return not_kept + put_up(tx, triggers)
 
 
 def _tolerantly(tx: Tx, steps: _Steps) -> list[str]:
@@ -240,8 +246,13 @@ def _add(conn: sqlite3.Connection, table: str, column: Column, stored: Any) -> N
     default = None if stored is None else _default(column, stored)
     told = "" if default is None else f" DEFAULT {default}"
     conn.execute(f"ALTER TABLE {table} ADD COLUMN {declared}{told}")
-    if stored is not None and default is None:
+    if _is_filled(column, stored):
         conn.execute(f"UPDATE {table} SET {quote(column.sql_name)} = ?", (stored,))
+
+
+def _is_filled(column: Column, stored: Any) -> bool:
+    """Whether the initial value of a column is written to every row."""
+    return stored is not None and _default(column, stored) is None
 
 
 def _default(column: Column, stored: Any) -> str | None:

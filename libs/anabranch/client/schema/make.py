@@ -14,6 +14,9 @@ from anabranch.client.file.device_table import DeviceTable, device_table, quote
 from anabranch.client.writes.payload import parse
 from anabranch.v1 import snapshot_pb2
 
+REFUSALS = (sqlite3.OperationalError, sqlite3.IntegrityError)
+"""The errors that may be refusals (``is_refusal``)."""
+
 _OF_ROWS = ("_db_base", "_db_row_audiences", "_db_audience_sums")
 """Our tables that are kept beside a table's rows, and mean nothing where these are others."""
 
@@ -26,7 +29,7 @@ def create(tx: Tx, message: snapshot_pb2.Table) -> DeviceTable | None:
     if not reason:
         try:
             tx.conn.execute(table.create_sql())
-        except sqlite3.OperationalError as error:
+        except REFUSALS as error:
             if not is_refusal(error):
                 raise
             reason = f"SQLite can't hold it: {error}"
@@ -48,8 +51,11 @@ def refused_name(sql_name: str) -> str:
     return ""
 
 
-def is_refusal(error: sqlite3.OperationalError) -> bool:
-    """Whether SQLite understood a statement and refused it, and does not lack room, memory or a sound file."""
+def is_refusal(error: sqlite3.DatabaseError) -> bool:
+    """Whether SQLite understood a statement and refused it, for a constraint or a trigger of the app's as well, and does
+    not lack room, memory or a sound file."""
+    if isinstance(error, sqlite3.IntegrityError):
+        return True
     return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF == sqlite3.SQLITE_ERROR
 
 

@@ -11,7 +11,7 @@ from anabranch.client.events import State
 from anabranch.client.file import layout
 from anabranch.client.file.device_file import Tx
 from anabranch.client.file.device_table import DeviceTable, quote
-from anabranch.client.schema.make import is_refusal
+from anabranch.client.schema.make import REFUSALS, is_refusal
 
 _EXPLAINED = count()
 
@@ -39,9 +39,9 @@ def _of_app(conn: sqlite3.Connection, table: str) -> list[Own]:
     return [Own(*row) for row in rows.fetchall()]
 
 
-def taken_down(conn: sqlite3.Connection, table: str) -> list[Own]:
-    """Drop the app's indexes and triggers on a table, by its name in SQL; return them."""
-    own = _of_app(conn, table)
+def taken_down(conn: sqlite3.Connection, table: str, *types: str) -> list[Own]:
+    """Drop the app's indexes and triggers on a table, by its name in SQL, or those of ``types`` alone; return them."""
+    own = [one for one in _of_app(conn, table) if not types or one.type in types]
     for one in own:
         conn.execute(f"DROP {one.type} {quote(one.name)}")
     return own
@@ -56,7 +56,7 @@ def _puts_up(tx: Tx, one: Own) -> bool:
     try:
         with tx.savepoint():
             tx.conn.execute(one.sql)
-    except sqlite3.OperationalError as error:
+    except REFUSALS as error:
         if not is_refusal(error):
             raise
         return False

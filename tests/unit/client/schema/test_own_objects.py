@@ -8,7 +8,7 @@ from contextlib import closing, contextmanager
 from typing import Any
 
 import pytest
-from tests.unit.client.schema.altered import agrees, is_consistent, rows, states, told
+from tests.unit.client.schema.altered import Open, agrees, columns, is_consistent, rows, states, told
 
 from anabranch.client import SyncedDb
 from anabranch.client.schema import altering
@@ -196,3 +196,61 @@ def test_a_column_of_the_apps_own_in_a_synced_table_is_in_nobodys_way(device: Sy
     drop_own(device)
     agrees(device, remote)
     assert rows(device, "todo", "c")[0] == ("x",)
+
+
+RAISES = "CREATE TRIGGER own_raises BEFORE UPDATE ON todo WHEN {when} BEGIN SELECT RAISE(ABORT, 'not so'); END"
+LOGS = "CREATE TRIGGER own_logs AFTER UPDATE ON todo BEGIN INSERT INTO own VALUES (new.id); END"
+
+
+def test_no_trigger_fires_where_a_column_is_emptied(opened: Open, remote: MemoryRemote) -> None:
+    device = opened(schema_version=1)
+    own(device, RAISES.format(when="new.n IS NULL"), LOGS)
+    remote.alter(lambda ddl: ddl.drop_column("todo", "n"))
+    device.read()
+    is_consistent(device)
+    assert rows(device, "todo", "id", "n") == [(f"k{i}", None) for i in range(5)]
+    assert rows(device, "own") == []
+    assert there(device) == {"own_raises", "own_logs"}
+
+
+def test_a_unique_index_does_not_stop_a_column_that_is_emptied(opened: Open, remote: MemoryRemote) -> None:
+    device = opened(schema_version=1)
+    own(device, "CREATE UNIQUE INDEX own_n ON todo (coalesce(n, 0))", OBJECTS["index"])
+    events = told(device)
+    remote.alter(lambda ddl: ddl.drop_column("todo", "n"))
+    device.read()
+    is_consistent(device)
+    assert rows(device, "todo", "id", "n") == [(f"k{i}", None) for i in range(5)]
+    assert there(device) == {"own_title"}
+    assert states(events).count("not_kept") == 1
+
+
+def test_no_trigger_fires_where_a_column_gets_its_initial_value(
+    device: SyncedDb, remote: MemoryRemote, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(altering, "_default", lambda *_: None)
+    own(device, RAISES.format(when="1"), LOGS)
+    remote.alter(lambda ddl: ddl.add_column("todo", "c", initial="x"))
+    device.read()
+    is_consistent(device)
+    assert rows(device, "todo", "c") == [("x",)] * 5
+    assert rows(device, "own") == []
+    assert there(device) == {"own_raises", "own_logs"}
+
+
+def test_a_constraint_that_no_way_gets_past_sets_one_table_aside(
+    device: SyncedDb, remote: MemoryRemote, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> Any:
+        raise sqlite3.IntegrityError("not so")
+
+    for way in ("_as_it_is", "_tolerantly", "_by_copy"):
+        monkeypatch.setattr(altering, way, refuse)
+    events = told(device)
+    remote.alter(lambda ddl: (ddl.add_column("todo", "c"), ddl.update("note", "k1", body="theirs")))
+    device.read()
+    is_consistent(device)
+    assert states(events)[0] == "set_aside"
+    assert rows(device, "note", "id", "body")[1] == ("k1", "theirs")
+    # It is pulled as it is now.
+    assert columns(device, "todo") == ["id", "title", "n", "c"]
