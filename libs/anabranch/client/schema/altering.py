@@ -12,8 +12,10 @@ app's, an index on the column, a trigger. So a table is altered in the first of 
    app's indexes and triggers on the table put back afterwards;
 3. copied into a new table.
 
-Views are never touched. Indexes and triggers of the app's that name what is gone by then are dropped: a trigger that
-can't be compiled would refuse every write, the sync's too.
+What the app's views, indexes and triggers call by a name that another column gets in the same change, they mean the
+other by afterwards: a column of another kind is a new one of the old name. SQLite writes into them what a column is
+called on its way; that is undone (``own_objects.reworded``). Indexes and triggers of the app's that name what is gone
+by then are dropped: a trigger that can't be compiled would refuse every write, the sync's too. Views stay.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from anabranch.client.file.device_file import Tx
 from anabranch.client.file.device_table import DeviceTable, quote
 from anabranch.client.logs import get_logger
 from anabranch.client.schema.make import REFUSALS, is_refusal
-from anabranch.client.schema.own_objects import put_up, taken_down
+from anabranch.client.schema.own_objects import all_taken_down, put_up, reworded, taken_down
 from anabranch.values import Column, Kind
 from anabranch.values.sqlite import declared_type, storer
 
@@ -67,6 +69,19 @@ class _Steps:
         after = self._after
         pairs = [(sql_name, after[name].sql_name) for name, sql_name in self._before.items() if name in after]
         return [(old, new) for old, new in pairs if old != new]
+
+    @property
+    def leaving(self) -> list[str]:
+        """The columns, by their names before, that can't keep these until others have theirs."""
+        pairs = self.renamed
+        wanted = {after.lower() for _, after in pairs} | {column.sql_name.lower() for column in self.added}
+        return [name for name in (*(before for before, _ in pairs), *self.dropped) if name.lower() in wanted]
+
+    @property
+    def going(self) -> dict[str, str]:
+        """The names before of the columns that go, by those that they have once others have theirs."""
+        leaving = self.leaving
+        return {_on_its_way(name) if name in leaving else name: name for name in self.dropped}
 
     @property
     def emptied(self) -> list[str]:
@@ -164,12 +179,13 @@ def moved_name(table: DeviceTable) -> str:
 def _as_it_is(tx: Tx, steps: _Steps) -> list[str]:
     conn, not_kept = tx.conn, []
     _rename(conn, steps)
+    own = all_taken_down(conn, steps.going)
     for name in _indexes_on(conn, steps):
         conn.execute(f"DROP INDEX {quote(name)}")
         not_kept.append(f"the index {name}")
-    triggers = taken_down(conn, steps.new.sql_name, "trigger") if steps.fills() else []
+    own += taken_down(conn, steps.new.sql_name, "trigger") if steps.fills() else []
     _drop_and_add(conn, steps)
-    return not_kept + put_up(tx, triggers)
+    return not_kept + put_up(tx, reworded(own, steps.going))
 
 
 def _tolerantly(tx: Tx, steps: _Steps) -> list[str]:
@@ -177,14 +193,14 @@ def _tolerantly(tx: Tx, steps: _Steps) -> list[str]:
     with _leaving_views(conn):
         # While they are there, so that they get the new names.
         _rename(conn, steps)
-        own = taken_down(conn, steps.new.sql_name)
+        own = all_taken_down(conn, steps.going) + taken_down(conn, steps.new.sql_name)
         _drop_and_add(conn, steps)
-    return put_up(tx, own)
+    return put_up(tx, reworded(own, steps.going))
 
 
 def _by_copy(tx: Tx, steps: _Steps) -> list[str]:
     conn, old, new = tx.conn, steps.old, steps.new
-    own = taken_down(conn, old.sql_name)
+    own = all_taken_down(conn, steps.dropped) + taken_down(conn, old.sql_name)
     added = [column for column in steps.added if steps.initial(column) is not None]
     before = ", ".join([*(quote(name) for name, _ in steps.kept), *("?" * len(added))])
     after = ", ".join([*(quote(name) for _, name in steps.kept), *(quote(column.sql_name) for column in added)])
@@ -199,7 +215,7 @@ def _by_copy(tx: Tx, steps: _Steps) -> list[str]:
         conn.execute(f"ALTER TABLE {quote(_COPY)} RENAME TO {new.quoted}")
     finally:
         conn.execute("PRAGMA legacy_alter_table = OFF")
-    return put_up(tx, own)
+    return put_up(tx, reworded(own, {name: name for name in steps.dropped}))
 
 
 def _rename(conn: sqlite3.Connection, steps: _Steps) -> None:
@@ -212,15 +228,10 @@ def _rename(conn: sqlite3.Connection, steps: _Steps) -> None:
             conn.execute(f"ALTER TABLE {quote(_MOVED)} RENAME TO {new.quoted}")
         else:
             conn.execute(f"ALTER TABLE {old.quoted} RENAME TO {new.quoted}")
-    pairs = steps.renamed
-    wanted = {after.lower() for _, after in pairs}
-    wanted |= {column.sql_name.lower() for column in steps.added}
-    leaving = [before for before, after in pairs if before.lower() in wanted]
-    if steps.dropped and wanted:
-        leaving += [name for name in steps.dropped if name.lower() in wanted]
+    leaving = steps.leaving
     for name in leaving:
         conn.execute(f"ALTER TABLE {new.quoted} RENAME COLUMN {quote(name)} TO {quote(_on_its_way(name))}")
-    for before, after in pairs:
+    for before, after in steps.renamed:
         name = _on_its_way(before) if before in leaving else before
         conn.execute(f"ALTER TABLE {new.quoted} RENAME COLUMN {quote(name)} TO {quote(after)}")
 
@@ -231,9 +242,7 @@ def _on_its_way(name: str) -> str:
 
 def _drop_and_add(conn: sqlite3.Connection, steps: _Steps) -> None:
     table = steps.new.quoted
-    there = {name for (name,) in conn.execute("SELECT name FROM pragma_table_info(?)", (steps.new.sql_name,))}
-    for name in steps.dropped:
-        name = _on_its_way(name) if _on_its_way(name) in there else name
+    for name in steps.going:
         conn.execute(f"ALTER TABLE {table} DROP COLUMN {quote(name)}")
     for name in steps.emptied:
         conn.execute(f"UPDATE {table} SET {quote(name)} = NULL WHERE {quote(name)} IS NOT NULL")
@@ -304,7 +313,7 @@ def _leaving_views(conn: sqlite3.Connection) -> Iterator[None]:
 
 def _indexes_on(conn: sqlite3.Connection, steps: _Steps) -> list[str]:
     """The app's indexes on columns that go. Those that name one in an expression are not among them."""
-    going = {name.lower() for dropped in steps.dropped for name in (dropped, _on_its_way(dropped))}
+    going = {name.lower() for name in steps.going}
     if not going:
         return []
     found = conn.execute(

@@ -52,8 +52,8 @@ def refused_name(sql_name: str) -> str:
 
 
 def is_refusal(error: sqlite3.DatabaseError) -> bool:
-    """Whether SQLite understood a statement and refused it, for a constraint or a trigger of the app's as well, and does
-    not lack room, memory or a sound file."""
+    """Whether SQLite understood a statement and refused it, for a constraint or a trigger of the app's as well, and
+    does not lack room, memory or a sound file."""
     if isinstance(error, sqlite3.IntegrityError):
         return True
     return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF == sqlite3.SQLITE_ERROR

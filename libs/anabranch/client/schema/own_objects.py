@@ -1,10 +1,12 @@
-"""Indexes and triggers of the app's own on synced tables that are altered: kept where they fit, dropped where not."""
+"""Indexes and triggers of the app's own on synced tables that are altered: kept where they fit, dropped where not; and
+views of its own that name columns which go, which are kept."""
 
 from __future__ import annotations
 
+import re
 import sqlite3
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import count
 
 from anabranch.client.events import State
@@ -18,7 +20,7 @@ _EXPLAINED = count()
 
 @dataclass(frozen=True, slots=True)
 class Own:
-    """An index or a trigger of the app's."""
+    """An index, a trigger or a view of the app's."""
 
     type: str
     name: str
@@ -47,9 +49,46 @@ def taken_down(conn: sqlite3.Connection, table: str, *types: str) -> list[Own]:
     return own
 
 
+def all_taken_down(conn: sqlite3.Connection, names: Collection[str]) -> list[Own]:
+    """Drop all of the app's views, indexes and triggers that have one of ``names`` in double quotes, and the triggers
+    of these views; return them."""
+    if not names:
+        return []
+    rows = conn.execute(
+        """SELECT type, name, tbl_name, sql FROM sqlite_master WHERE type IN ('view', 'index', 'trigger')
+           AND sql IS NOT NULL AND substr(name, 1, ?) != ? ORDER BY type = 'view', rowid""",
+        (len(layout.PREFIX), layout.PREFIX),
+    )
+    found, quoted = [Own(*row) for row in rows.fetchall()], _quoted(names)
+    views = {one.name for one in found if one.type == "view" and quoted.search(one.sql)}
+    own = [one for one in found if quoted.search(one.sql) or one.table in views]
+    for one in own:
+        conn.execute(f"DROP {one.type} {quote(one.name)}")
+    return own
+
+
+def _quoted(names: Collection[str]) -> re.Pattern[str]:
+    return re.compile("|".join(re.escape(quote(name)) for name in names), re.IGNORECASE)
+
+
+def reworded(own: Sequence[Own], names: Mapping[str, str]) -> list[Own]:
+    """These with other names in the place of those that they have in double quotes. They get brackets: SQLite takes
+    what stands in double quotes for a text where it finds no such column, and so would give texts for values."""
+    if not names:
+        return list(own)
+    quoted, others = _quoted(names), {quote(name).lower(): _bracketed(other) for name, other in names.items()}
+    return [replace(one, sql=quoted.sub(lambda found: others[found[0].lower()], one.sql)) for one in own]
+
+
+def _bracketed(name: str) -> str:
+    return quote(name) if "]" in name else f"[{name}]"
+
+
 def put_up(tx: Tx, own: Sequence[Own]) -> list[str]:
-    """Create indexes and triggers of the app's again; return those that fit no longer, in words."""
-    return [one.told for one in own if not _puts_up(tx, one)]
+    """Create indexes, triggers and views of the app's again; return those that fit no longer, in words."""
+    # Views fit always, and may have triggers.
+    in_order = sorted(own, key=lambda one: one.type != "view")
+    return [one.told for one in in_order if not _puts_up(tx, one)]
 
 
 def _puts_up(tx: Tx, one: Own) -> bool:

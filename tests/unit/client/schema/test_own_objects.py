@@ -254,3 +254,83 @@ def test_a_constraint_that_no_way_gets_past_sets_one_table_aside(
     assert rows(device, "note", "id", "body")[1] == ("k1", "theirs")
     # It is pulled as it is now.
     assert columns(device, "todo") == ["id", "title", "n", "c"]
+
+
+SAME_NAME: dict[str, Callable[[Ddl], object]] = {
+    "retyped": lambda ddl: ddl.retype("todo", "n", Kind.DOUBLE, "double precision", float),
+    "dropped and added": lambda ddl: (
+        ddl.drop_column("todo", "n"),
+        ddl.add_column("todo", "n", Kind.DOUBLE, "double precision", values=lambda row: float(str(row["id"])[1:])),
+    ),
+    "another's name": lambda ddl: (
+        *(ddl.drop_column("todo", "n"), ddl.add_column("todo", "m", Kind.INT64, "bigint")),
+        *(ddl.rename_column("todo", "m", "n"), ddl.rewrite("todo", "m", lambda row: int(str(row["id"])[1:]))),
+    ),
+}
+
+
+def sql_of(device: SyncedDb, name: str) -> str:
+    (sql,) = device.execute("SELECT sql FROM sqlite_master WHERE name = ?", (name,)).fetchone()
+    return str(sql)
+
+
+@pytest.mark.parametrize("way", ["_as_it_is", "_tolerantly", "_by_copy"])
+@pytest.mark.parametrize("change", SAME_NAME)
+def test_what_names_a_column_that_another_takes_the_place_of_goes_on_with_that(
+    device: SyncedDb, remote: MemoryRemote, monkeypatch: pytest.MonkeyPatch, change: str, way: str
+) -> None:
+    own(
+        device,
+        *("CREATE VIEW own_view AS SELECT id, n FROM todo WHERE n > 2", "CREATE INDEX own_n ON todo (n)"),
+        *("CREATE INDEX own_expression ON todo (n + 1)", "CREATE INDEX own_partial ON todo (title) WHERE n > 2"),
+        *("CREATE VIEW own_second AS SELECT n FROM own_view", "CREATE TABLE own_log (x)"),
+        "CREATE TRIGGER own_instead INSTEAD OF INSERT ON own_view BEGIN INSERT INTO own_log VALUES (new.n); END",
+        "CREATE TRIGGER own_trigger AFTER UPDATE OF n ON todo BEGIN INSERT INTO own VALUES (new.n); END",
+        "CREATE TRIGGER own_elsewhere AFTER UPDATE ON note BEGIN INSERT INTO own_log SELECT max(n) FROM todo; END",
+    )
+    before, events = there(device), told(device)
+    remote.alter(SAME_NAME[change])
+    with only(way, monkeypatch):
+        device.read()
+    is_consistent(device)
+    assert there(device) == before
+    assert "not_kept" not in states(events)
+    assert [sql for sql in (sql_of(device, name) for name in before) if "_db_" in sql] == []
+    assert rows(device, "own_view") == [("k3", 3), ("k4", 4)]
+    assert rows(device, "own_second") == [(3,), (4,)]
+    assert rows(device, "own") == [(i,) for i in range(5)]
+    plan = device.execute("EXPLAIN QUERY PLAN SELECT id FROM todo WHERE n + 1 = 4").fetchall()
+    assert "own_expression" in plan[0][-1]
+    assert device.execute("SELECT id FROM todo WHERE n + 1 = 4").fetchall() == [("k3",)]
+    assert device.execute("SELECT id FROM todo INDEXED BY own_partial WHERE n > 2 AND title > ''").fetchall() == [
+        ("k3",),
+        ("k4",),
+    ]
+    with closing(sqlite3.connect(device._file.path)) as conn, conn:
+        conn.execute("INSERT INTO own_view (id, n) VALUES ('x', 8)")
+    remote.alter(lambda ddl: ddl.update("note", "k1", body="theirs"))
+    device.read()
+    assert rows(device, "own_log") == [(4,), (8,)]
+
+
+@pytest.mark.parametrize("way", ["_as_it_is", "_tolerantly", "_by_copy"])
+def test_a_view_of_what_is_gone_fails_and_gives_no_texts(
+    device: SyncedDb, remote: MemoryRemote, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """SQLite writes new names in double quotes, and takes what it finds so, and does not know, for texts."""
+    own(device, OBJECTS["view"], "CREATE INDEX own_expression ON todo (title || 'x')")
+    remote.alter(lambda ddl: ddl.rename_column("todo", "title", "subject"))
+    device.read()
+    assert '"subject"' in sql_of(device, "own_view")
+    events = told(device)
+    remote.alter(lambda ddl: ddl.drop_column("todo", "title"))
+    with only(way, monkeypatch):
+        device.read()
+    is_consistent(device)
+    with pytest.raises(sqlite3.OperationalError, match="no such column: subject"):
+        rows(device, "own_view")
+    assert there(device) == {"own_view"}
+    assert states(events) == ["not_kept"]
+    remote.alter(lambda ddl: ddl.add_column("todo", "subject", initial="x"))
+    device.read()
+    assert rows(device, "own_view")[0] == ("k0", "x", 0)
