@@ -160,22 +160,6 @@ def _names(table: DeviceTable) -> list[str]:
     return [column.sql_name for column in (*table.table.columns, *table.gone)]
 
 
-def free_names(tx: Tx, table: DeviceTable) -> None:
-    """Give a table a name of ours (``moved_name``), for the rest of the transaction, so that another one can have its
-    own."""
-    guards.take(tx.conn, table.sql_name)
-    tx.conn.execute("PRAGMA legacy_alter_table = ON")
-    try:
-        tx.conn.execute(f"ALTER TABLE {table.quoted} RENAME TO {quote(moved_name(table))}")
-    finally:
-        tx.conn.execute("PRAGMA legacy_alter_table = OFF")
-
-
-def moved_name(table: DeviceTable) -> str:
-    """The name of ours that a table has on its way."""
-    return f"{_MOVED}:{table.name}"
-
-
 def _as_it_is(tx: Tx, steps: _Steps) -> list[str]:
     conn, not_kept = tx.conn, []
     _rename(conn, steps)

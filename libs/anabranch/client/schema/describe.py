@@ -33,6 +33,7 @@ from anabranch.client.schema.alter import become, pull_anew, set_aside_changed
 from anabranch.client.schema.held import Held, all_held, held, hold, hold_absent
 from anabranch.client.schema.kinds import unreadable
 from anabranch.client.schema.make import create, find_pending, forget_queued, give_up
+from anabranch.client.schema.names import make_room
 from anabranch.client.schema.own_objects import drop_broken_triggers
 from anabranch.client.schema.views import Naming, columns_of, is_told_apart, refreshed, same_columns, shape, view_of
 from anabranch.v1 import snapshot_pb2
@@ -194,9 +195,13 @@ def apply_description(tx: Tx, described: Described, pendings: Pendings) -> None:
     pendings.forget_if_undone(tx)
     tx.events += plan.aside
     made: dict[str, DeviceTable] = {}
-    # Tables that go make room for those that come.
-    for step in sorted(plan.steps, key=lambda step: step.action != "give up"):
-        _carry_out(tx, step, pendings, made)
+    # Tables that go, and those that get other names, make room for those that come.
+    _carry_out_all(tx, [step for step in plan.steps if step.action == "give up"], pendings, made)
+    stay = [step for step in plan.steps if step.action != "give up"]
+    held = {step.held.name: step.held for step in stay if step.held is not None}
+    make_room(tx, held, {step.view.name: step.view.sql_name or step.view.name for step in stay})
+    stay = [replace(step, held=held.get(step.view.name)) for step in stay]
+    _carry_out_all(tx, sorted(stay, key=lambda step: step.held is None), pendings, made)
     if made:
         tx.tables_changed()
         find_pending(tx, made)
@@ -218,6 +223,11 @@ def apply_description(tx: Tx, described: Described, pendings: Pendings) -> None:
     )
     if names and state.pulls:
         tx.events.append(Schema(response.version, names, "after"))
+
+
+def _carry_out_all(tx: Tx, steps: Sequence[TableStep], pendings: Pendings, made: dict[str, DeviceTable]) -> None:
+    for step in steps:
+        _carry_out(tx, step, pendings, made)
 
 
 def _carry_out(tx: Tx, step: TableStep, pendings: Pendings, made: dict[str, DeviceTable]) -> None:

@@ -34,11 +34,11 @@ from anabranch.client.file.state import FileState
 from anabranch.client.overlay.pendings import Pendings
 from anabranch.client.overlay.rebase import write_bases
 from anabranch.client.queue import settle
-from anabranch.client.schema import altering
 from anabranch.client.schema.alter import become, pull_anew, show_queued
-from anabranch.client.schema.held import Held, all_held, hold
+from anabranch.client.schema.held import Held, all_held
 from anabranch.client.schema.kinds import unreadable
 from anabranch.client.schema.make import create, find_pending, forget_queued, give_up
+from anabranch.client.schema.names import make_room
 from anabranch.client.schema.own_objects import drop_broken_triggers
 from anabranch.client.schema.views import carried_on, is_told_apart, view_of
 from anabranch.v1 import snapshot_pb2
@@ -72,7 +72,8 @@ def follow(tx: Tx, data: bytes, position: int, audiences: Collection[str], pendi
     for name in change.dropped:
         if held.pop(name, None) is not None:
             _drop(tx, name, followed)
-    _make_room(tx, change, held)
+    if not _keeps_names(tx.state, change.version):
+        make_room(tx, held, {message.name: message.sql_name or message.name for message in change.tables})
     for message in change.tables:
         state = unreadable(message)
         if message.name in held:
@@ -122,26 +123,6 @@ def _drop(tx: Tx, name: str, followed: FollowedChange) -> None:
     tx.tables_changed()
     followed.changed.add(name)
     followed.aside.add(name)
-
-
-def _make_room(tx: Tx, change: snapshot_pb2.SchemaChange, held: dict[str, Held]) -> None:
-    """Take from tables of the file the names that others of this change are to have, where both are renamed."""
-    if _keeps_names(tx.state, change.version):
-        return
-    wanted = {m.name: (m.sql_name or m.name).lower() for m in change.tables}
-    others = set(wanted.values())
-    for name, sql_name in wanted.items():
-        one = held.get(name)
-        table = tx.tables.get(name)
-        if one is None or table is None or one.sql_name.lower() == sql_name or one.sql_name.lower() not in others:
-            continue
-        altering.free_names(tx, table)
-        moved = snapshot_pb2.Table()
-        moved.CopyFrom(one.view)
-        moved.sql_name = altering.moved_name(table)
-        hold(tx, moved, one.today)
-        tx.tables_changed()
-        held[name] = Held(moved, one.today, one.stage)
 
 
 def _change(

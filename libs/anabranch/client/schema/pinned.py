@@ -21,6 +21,8 @@ from anabranch.client.file.state import FileState
 from anabranch.client.overlay.pendings import Pendings
 from anabranch.client.schema.alter import become
 from anabranch.client.schema.held import all_held
+from anabranch.client.schema.names import make_room
+from anabranch.client.schema.own_objects import drop_broken_triggers
 from anabranch.client.schema.views import view_of
 from anabranch.v1 import change_pb2, snapshot_pb2
 
@@ -49,10 +51,13 @@ def take_up(file: DeviceFile, wanted: int, pendings: Pendings) -> None:
 
 def _tie(tx: Tx, wanted: int, pendings: Pendings) -> None:
     if not wanted or wanted >= tx.state.ddl_version:
-        for one in all_held(tx.conn).values():
+        held = all_held(tx.conn)
+        make_room(tx, held, {name: one.today.sql_name or name for name, one in held.items()})
+        for one in held.values():
             view = view_of(one.today, None)
             if view != one.view:
                 become(tx, one, view, one.today, pendings)
+        drop_broken_triggers(tx)
     tx.set(app_version=wanted, needs_version=0, describe_due=1)
 
 

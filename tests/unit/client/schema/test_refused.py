@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.unit.client.schema.altered import TODO, in_file, is_consistent, rows, states, told
+from tests.unit.client.schema.altered import TODO, Open, in_file, is_consistent, rows, states, told
 
 from anabranch.client import SyncedDb
 from anabranch.testkit.memory_remote import MemoryRemote
@@ -79,3 +79,45 @@ def test_the_same_by_description(device: SyncedDb, remote: MemoryRemote) -> None
     assert in_file(device) == {"note", "todo", "settings"}
     assert rows(device, "todo", "id", "title", "n") == [(f"k{i}", f"title {i}", i) for i in range(3)]
     assert rows(device, "note", "id", "text")[1] == ("k1", "body 1")
+
+
+def both_renamed(ddl: Ddl) -> None:
+    ddl.rename_table("todo", "note").rename_table("note", "settings")
+
+
+def settings_alone(ddl: Ddl) -> None:
+    ddl.rename_table("note", "settings")
+
+
+def names(device: SyncedDb) -> dict[str, str]:
+    return {table.name: table.sql_name for table in device._file.tables().values()}
+
+
+@pytest.mark.parametrize("way", ["log", "description", "update of the app"])
+def test_tables_of_a_chain_keep_their_names_where_the_app_has_the_last_one(
+    opened: Open, remote: MemoryRemote, way: str
+) -> None:
+    device = opened(schema_version=1 if way == "update of the app" else None)
+    own(device, "CREATE TABLE settings (k)")
+    events = told(device)
+    device.table("todo").update({"id": "k1", "title": "mine"})
+    remote.alter(both_renamed)
+    if way == "description":
+        remote.floor = remote.server.head
+    device.read()
+    if way == "update of the app":
+        device.close()
+        device = opened()
+        device.read()
+    else:
+        assert "not_renamed" in states(events)
+    is_consistent(device)
+    assert names(device) == {"todo": "todo", "note": "note"}
+    assert device.sync()
+    assert remote.server.live()["todo", "k1"]["title"] == "mine"
+    # They get their names once there is room.
+    own(device, "DROP TABLE settings")
+    remote.alter(lambda ddl: (ddl.rename_table("todo", "task"), ddl.rename_table("note", "settings")))
+    device.read()
+    assert names(device) == {"todo": "task", "note": "settings"}
+    is_consistent(device)
