@@ -54,6 +54,10 @@ _EPOCH = date(1970, 1, 1).toordinal()
 _MICROSECOND = timedelta(microseconds=1)
 
 
+class OutOfRangeError(ValueError):
+    """The column's type can't hold the number; a wider one, which the column may have by now, may."""
+
+
 def _wrong(value: Any, takes: str) -> ValueError:
     return ValueError(f"takes {takes}, not {type(value).__name__}")
 
@@ -84,7 +88,7 @@ def _integer(low: int, high: int) -> Converter:
         if not isinstance(value, int) or isinstance(value, bool):
             raise _wrong(value, "int")
         if not low <= value <= high:
-            raise ValueError(f"is outside {low} to {high}")
+            raise OutOfRangeError(f"is outside {low} to {high}")
         return int(value)
 
     return convert

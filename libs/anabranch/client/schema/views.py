@@ -110,8 +110,9 @@ def refreshed(held: snapshot_pb2.Table, now: snapshot_pb2.Table) -> snapshot_pb2
 def _refresh(column: snapshot_pb2.Column, now: snapshot_pb2.Column) -> None:
     column.policy = now.policy
     column.not_null, column.has_default, column.refuses_null = now.not_null, now.has_default, now.refuses_null
-    if column.postgres_type == now.postgres_type:
-        column.base_type = now.base_type
+    if (column.kind, column.element_kind) == (now.kind, now.element_kind):
+        # A type of the same kind, as a longer varchar: values are carried as they are, and others may be refused.
+        column.postgres_type, column.base_type = now.postgres_type, now.base_type
         _replace(column.enum_labels, now.enum_labels)
 
 

@@ -252,3 +252,41 @@ def test_a_server_that_does_not_say_which_tables_came_has_them_pulled(device: Sy
     remote.alter(lambda ddl: ddl.insert("visit", {"id": "w", "at": 2}))
     device.read()
     agrees(device, remote, pulls=2)
+
+
+WIDENED = [
+    ("title", "character varying(3)", "character varying(10)", "12345"),
+    ("title", "character(3)", "text", "12345"),
+    ("n", "smallint", "integer", 40_000),
+    ("n", "integer", "bigint", 2**40),
+]
+
+
+@pytest.mark.parametrize(("column", "narrow", "wide", "value"), WIDENED)
+@pytest.mark.parametrize("known", ["asked at the write", "described ahead"])
+def test_a_wider_type_holds_at_once(
+    device: SyncedDb,
+    remote: MemoryRemote,
+    monkeypatch: pytest.MonkeyPatch,
+    column: str,
+    narrow: str,
+    wide: str,
+    value: Any,
+    known: str,
+) -> None:
+    remote.alter(lambda ddl: ddl.relabel("todo", column, narrow))
+    device.read()
+    with pytest.raises(ValueError, match=r"takes at most|is outside|is character"):
+        device.table("todo").update({"id": "k1", column: value})
+    remote.alter(lambda ddl: ddl.relabel("todo", column, wide))
+    if known == "described ahead":
+        describe_now(device)
+        remote.offline = True
+    else:
+        monkeypatch.setattr(type(device._syncing), "is_online", property(lambda _: True))
+    device.table("todo").update({"id": "k1", column: value})
+    remote.offline = False
+    is_consistent(device)
+    assert device.sync()
+    agrees(device, remote)
+    assert remote.server.live()["todo", "k1"][column] == value
