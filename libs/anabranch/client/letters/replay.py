@@ -97,7 +97,7 @@ def _row(table: DeviceTable, columns: Sequence[str], values: Sequence[value_pb2.
             continue
         name, now = table.told(column), table.retyped(column)
         if table.is_hidden(column):
-            continue
+            row.unseen[name] = (column, value)
         elif column in dropped or (now is not None and now.name not in table.table.key_columns):
             row.former[name] = (column, value)
         elif column in table.table.index or now is not None:

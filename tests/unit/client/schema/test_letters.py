@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.unit.client.schema.altered import NOTE, TODO, Open, is_consistent, rows, told
+from tests.unit.client.schema.altered import NOTE, TODO, Open, columns, is_consistent, rows, told
 
 from anabranch.cli import dead as dead_command
 from anabranch.client import ConflictEvent, SyncedDb
@@ -194,6 +194,55 @@ def test_a_table_is_found_by_its_identity(device: SyncedDb, remote: MemoryRemote
     device.replay(letter, {"id": "other"})
     assert device.sync()
     assert live(remote, "other")["title"] == "mine"
+
+
+def test_an_earlier_app_replays_what_it_does_not_know(opened: Open, remote: MemoryRemote) -> None:
+    device = opened()
+    remote.alter(lambda ddl: ddl.add_column("todo", "prio", Kind.INT64, "bigint"))
+    device.read()
+    letter = refused(device, remote, title="mine", prio=5)
+    device.close()
+    rolled_back = opened(schema_version=1)
+    rolled_back.sync()
+    assert columns(rolled_back, "todo")[-1] == "_DB_new_prio"
+    assert given(rolled_back) == [{"id": "new", "title": "mine"}]
+    rolled_back.replay(letter, {"id": "other", "title": "ours"})
+    is_consistent(rolled_back)
+    assert rolled_back.sync()
+    assert live(remote, "other") == {"id": "other", "title": "ours", "n": None, "prio": 5}
+    assert rolled_back.dead_letters() == []
+
+
+def test_an_earlier_app_replays_an_update_of_what_it_does_not_know(opened: Open, remote: MemoryRemote) -> None:
+    device = opened()
+    remote.alter(lambda ddl: ddl.add_column("todo", "prio", Kind.INT64, "bigint"))
+    device.read()
+    batch = device.table("todo").update({"id": "k1", "prio": 5})
+    before = remote.server.rows.pop(("todo", "k1"))
+    assert device.sync()
+    assert [one.id for one in device.dead_letters()] == [batch]
+    remote.server.rows["todo", "k1"] = before
+    device.close()
+    rolled_back = opened(schema_version=1)
+    rolled_back.sync()
+    rolled_back.replay(batch)
+    assert rolled_back.sync()
+    assert live(remote, "k1")["prio"] == 5
+
+
+def test_an_earlier_app_may_leave_out_what_it_does_not_know(opened: Open, remote: MemoryRemote) -> None:
+    device = opened()
+    remote.alter(lambda ddl: ddl.add_column("todo", "prio", Kind.INT64, "bigint"))
+    device.read()
+    letter = refused(device, remote, title="mine", prio=5)
+    device.close()
+    rolled_back = opened(schema_version=1)
+    rolled_back.sync()
+    with pytest.raises(ValueError, match="takes the column 'prio'"):
+        rolled_back.replay(letter, {"prio": 6})
+    rolled_back.replay(letter, {"id": "other"}, leave_out=["prio"])
+    assert rolled_back.sync()
+    assert live(remote, "other")["prio"] is None
 
 
 def test_an_earlier_app_replays_values_of_any_kind_of_columns_that_went(opened: Open, remote: MemoryRemote) -> None:
