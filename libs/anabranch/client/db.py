@@ -15,7 +15,7 @@ from anabranch.client.file import choice
 from anabranch.client.file.device_file import DeviceFile, Tx
 from anabranch.client.file.device_table import DeviceTable
 from anabranch.client.file.lease import Lease
-from anabranch.client.letters import conflicts, dead
+from anabranch.client.letters import conflicts, dead, replay
 from anabranch.client.letters.conflicts import Conflict, Filter
 from anabranch.client.overlay.pendings import Pendings
 from anabranch.client.queue import verdicts
@@ -360,12 +360,12 @@ class SyncedDb:
         columns ``leave_out``; return the new batch's id.
 
         Raises:
-            ValueError: there is no such letter, or ``set`` or ``leave_out`` does not fit it.
+            ValueError: there is no such letter, ``set`` or ``leave_out`` does not fit it, or a column of it is gone.
             RowMissing, RowExists: it does not fit the rows shown now. The letter stays in each case.
         """
         with self.batch() as batch:
             assert self._builder is not None
-            dead.replay(self._builder.tx, self._builder, letter_id, set or {}, leave_out)
+            replay.replay(self._builder.tx, self._builder, letter_id, set or {}, leave_out)
         return batch.id
 
     def discard(self, letter_id: str) -> None:
@@ -412,7 +412,7 @@ class SyncedDb:
         """Put values that lost a conflict back, as a new batch; return its id ("" inside a batch).
 
         Raises:
-            ValueError: a value is not known, or does not fit its column any more.
+            ValueError: a value is not known, or its column is gone, or it does not fit the column any more.
             RowMissing: the row is not there any more.
         """
         with self._write() as (builder, batch):

@@ -50,9 +50,11 @@ class ConflictEvent:
     * "rejected": the batch ``losing_batch_id`` went to the dead queue for ``reason``; ``server_row`` is the row as the
       server has it, where it has one. ``table``, ``key`` and ``column`` are empty where the batch was refused whole.
 
-    Values have the form in which a read gives them, or that in which they were sent where the column is gone.
+    Values have the form in which a read gives them, or that in which they were sent where the column is gone. Such a
+    column has its last identity for a name, with `` (gone)`` behind it where another column is called so.
     ``value_known`` is False where the losing value did not come along; where one lost, ``SyncedDb.conflicts`` has it.
-    ``cause`` is "COLUMN_DROPPED" where the own value lost because its column was dropped, else empty."""
+    ``cause`` is "COLUMN_DROPPED" where the own value lost because its column was dropped, else empty. ``of``: the
+    identities of table and column, by which a value is put back."""
 
     table: str
     key: tuple[Any, ...]
@@ -65,6 +67,7 @@ class ConflictEvent:
     reason: str = ""
     server_row: Mapping[str, Any] | None = None
     cause: str = ""
+    of: tuple[str, str] | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +114,8 @@ class DeadLetter:
     """A batch that ended in the dead queue. ``mutations`` holds its mutations: (type, table, rows) with rows as dicts.
     ``table``, ``key`` and ``server_row`` (the server's row when it refused) belong to the refused mutation where the
     server named one, else to the batch's first row; ``server_row_now`` is that row as the log has brought it since.
+    A column that is gone has its identity for a name, with `` (gone)`` behind it where another column is called so; a
+    table that the file lacks has its own, with `` (not here)``.
     ``still_shown`` is True if the batch's changes could not be removed from the shown rows. Times are milliseconds
     since 1970."""
 

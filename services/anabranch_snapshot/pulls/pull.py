@@ -109,9 +109,7 @@ async def pull(
         if reader.unreadable:
             raise altered(reader.unreadable)
         state: position_pb2.ServerState | None = await began(moment, reader.chains)
-        sight = None
-        if viewer is not None:
-            sight = _Sight(viewers, viewer, viewers.now(viewer, reader.memberships))
+        sight = None if viewer is None else _Sight(viewers, viewer, viewers.now(viewer, reader.memberships))
         shown = SeenGroup(moment.head, moment.chain)
         sums = {row.table: row for row in moment.open_rows}
         for one in wanted:
@@ -127,17 +125,24 @@ async def pull(
     except UnknownDatabaseError:
         raise CallError(errors_pb2.REASON_UNKNOWN_DATABASE, f"there is no database {database.name!r}") from None
     except Exception as error:
-        if session.cut_off is not None and error is not session.cut_off:
-            raise session.cut_off from error
-        if isinstance(error, TableAlteredError):
-            raise CallError(errors_pb2.REASON_UNAVAILABLE, "the tables have just been altered: call again") from error
-        if isinstance(error, PullUnavailableError):
-            _log.warning("pull without its database", detail=error)
-            raise CallError(errors_pb2.REASON_UNAVAILABLE, "the tables can't be read now: resume the pull") from error
+        if (told := _told(session, error)) is not None:
+            raise told from error
         raise
     finally:
         oldest.cancel()
         await session.close()
+
+
+def _told(session: PullSession, error: Exception) -> Exception | None:
+    """The error that the client gets in the place of one; None where it gets that one."""
+    if session.cut_off is not None:
+        return None if error is session.cut_off else session.cut_off
+    if isinstance(error, TableAlteredError):
+        return CallError(errors_pb2.REASON_UNAVAILABLE, "the tables have just been altered: call again")
+    if isinstance(error, PullUnavailableError):
+        _log.warning("pull without its database", detail=error)
+        return CallError(errors_pb2.REASON_UNAVAILABLE, "the tables can't be read now: resume the pull")
+    return None
 
 
 async def _table(
@@ -185,10 +190,8 @@ async def _table(
         # The rows are of the moment, and some are ahead of its position: a reader is exact only once the log has them.
         # So this part ends there, and the last one, which has no rows, is of a position that does.
         resume = to_token(database, table, progress)
-        yield (
-            snapshot_pb2.PullResponse(table=table.name, rows_done=rows_done, as_of=as_of, resume=resume),
-            memoryview(b""),
-        )
+        here = snapshot_pb2.PullResponse(table=table.name, rows_done=rows_done, as_of=as_of, resume=resume)
+        yield here, memoryview(b"")
         drained = await turns.drained(database.id, table.id, newest, shown)
         done.as_of.CopyFrom(to_position(database, *drained))
         if sight is not None and only is not None:
@@ -196,9 +199,8 @@ async def _table(
             done.without_sums = True
     elif sight is not None and only is not None:
         sent = only.audiences
-        found = await session.start(lambda: reader.audience_sums(table, sent))
+        done.sums.extend(map(to_sum, await session.start(lambda: reader.audience_sums(table, sent))))
         done.audiences.CopyFrom(to_message(sight.audiences))
-        done.sums.extend(map(to_sum, found))
     elif (row := sums.get(table.name)) is not None:
         done.sum.CopyFrom(to_sum(row))
     yield done, memoryview(b"")

@@ -15,7 +15,7 @@ from anabranch.embedded.binaries import PostgresUnavailableError, find_binaries
 from anabranch.store.ddl.difference import TableChange
 from anabranch.store.log.version_log import version_log
 from anabranch.store.plan.costs import Cost, CostKind, costs_of, warnings_of
-from anabranch.store.plan.queued import QueuedTrouble, queued_troubles, waiting_batches
+from anabranch.store.plan.queued import QueuedTrouble, WaitingBatches, queued_troubles
 from anabranch.store.plan.scratch import copy_structure, planned, read_source, run_script, scratch_database
 from anabranch.store.plan.script import Script, read_script
 from anabranch.store.plan.structure import dump_structure
@@ -41,14 +41,15 @@ class TablePlan:
 @dataclass(frozen=True, slots=True)
 class Plan:
     """``version``: the database's schema version now. ``troubles``: those of batches that wait, of ``batches`` that
-    were looked at; ``apps``: nodes by the earlier version that their app was built for, where these would need another
-    one. ``left_out`` of the script, and ``missing`` from the copy, in words; ``writes``: statements that may write
-    rows."""
+    were looked at, the last ones where ``unread`` more were left out; ``apps``: nodes by the earlier version that their
+    app was built for, where these would need another one. ``left_out`` of the script, and ``missing`` from the copy, in
+    words; ``writes``: statements that may write rows."""
 
     database: str
     version: int
     tables: tuple[TablePlan, ...]
     batches: int
+    unread: int
     troubles: tuple[QueuedTrouble, ...]
     apps: Mapping[int, int]
     left_out: tuple[str, ...]
@@ -77,7 +78,7 @@ def make_plan(
     script = read_script(text)
     source = read_source(conn, url, database)
     structure = dump_structure(_pg_dump(), url)
-    batches = waiting_batches(conn, source.database.id)
+    batches = WaitingBatches(conn, source.database.id)
     with _scratch(scratch_url) as copy:
         missing = copy_structure(copy, structure, source, roles=scratch_url is None)
         run_script(copy, script, source, search_path=search_path)
@@ -88,7 +89,8 @@ def make_plan(
         database=database,
         version=source.database.ddl_version,
         tables=tuple(_table(change, source.rows) for change in changes),
-        batches=len(batches),
+        batches=batches.read,
+        unread=batches.unread,
         troubles=tuple(troubles),
         apps=_apps(conn, database, changes),
         left_out=script.left_out,

@@ -13,7 +13,6 @@ from anabranch.cli.printable import printable
 from anabranch.cli.schema.plan import HARD, Plan, TablePlan
 from anabranch.cli.status_lines import BOLD, RED, YELLOW
 from anabranch.store.plan.costs import CostKind
-from anabranch.store.plan.queued import MOST
 
 _GREEN = "green"
 _SHOWN = 10
@@ -55,7 +54,7 @@ def _table(table: TablePlan, width: int) -> Iterator[Text]:
 
 
 def _batches(plan: Plan, width: int) -> Iterator[Text]:
-    more = " (the last ones)" if plan.batches >= MOST else ""
+    more = f" (the last ones; {plan.unread:,} more were not read)" if plan.unread else ""
     looked = f"of {plan.batches:,} batches that wait{more}"
     refused = len({one.batch_id for one in plan.troubles if one.refused})
     losing = len({one.batch_id for one in plan.troubles if not one.refused})

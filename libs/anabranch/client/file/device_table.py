@@ -9,6 +9,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
+from anabranch.client.file.told import GONE, LATER, NOT_HERE, apart, became
 from anabranch.client.writes.sure import SureOfColumn, sure_of
 from anabranch.merge.model import Policy
 from anabranch.v1 import snapshot_pb2, value_pb2
@@ -229,9 +230,25 @@ class DeviceTable:
         """The names in SQL of the columns that the app reads; of those alone that ``differ``, by their places."""
         return tuple(name for place, name in self._shown if differ is None or differ[place])
 
-    def told(self, column: str) -> str:
-        """A column's name as the app knows it; one that it does not know by its identity."""
-        return self._sql_names.get(column, column)
+    def told(self, column: str, *, dropped: bool = False) -> str:
+        """A column's name as the app knows it, of one that was retyped its name of today; of a column that the app does
+        not know its identity, with a mark behind it where another column is called so. ``dropped``: it is known that
+        the column was not retyped."""
+        known = self._sql_names.get(column)
+        if known is not None or not column:
+            return known or column
+        if column in self.hidden:
+            return apart(column, self.writable, LATER)
+        now = None if dropped else self.retyped(column)
+        return apart(column, self.writable, GONE) if now is None else now.sql_name
+
+    def retyped(self, column: str) -> Column | None:
+        """The column, one that the app knows, that an earlier one was retyped into; None for a column that is gone, or
+        that the app knows."""
+        if column in self._sql_names or column in self.hidden:
+            return None
+        found = became(column, self.table.by_name)
+        return None if not found or found in self.hidden else self.table.by_name[found]
 
     def is_hidden(self, column: str) -> bool:
         """Whether the app, tied to an earlier schema version, does not know a column of the table."""
@@ -250,9 +267,10 @@ class DeviceTables(dict[str, DeviceTable]):
         return self.by_sql_name.get(sql_name)
 
     def told(self, name: str) -> str:
-        """A table's name as the app knows it; one that the file does not have by its identity."""
+        """A table's name as the app knows it; of one that the file does not have its identity, with a mark behind it
+        where another table is called so."""
         table = self.get(name)
-        return name if table is None else table.sql_name
+        return apart(name, self.by_sql_name, NOT_HERE) if table is None else table.sql_name
 
 
 def compiled(conn: sqlite3.Connection) -> DeviceTables:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from anabranch.client.events import ConflictEvent
 from anabranch.client.file import choice
 from anabranch.client.file.device_file import DeviceFile
 from anabranch.client.file.device_table import DeviceTable, DeviceTables
-from anabranch.client.queue.settle import cause, lost_value, shown_key
+from anabranch.client.queue.settle import COLUMN_DROPPED, cause, lost_value, shown_key
 from anabranch.client.remote import RemoteDb
 from anabranch.client.writes.local import BatchBuilder, WriteChecks
 from anabranch.v1 import resolver_pb2, value_pb2
@@ -22,7 +22,9 @@ class Conflict:
     """A decision in which a value lost. ``position`` is its time, in milliseconds since 1970. ``key`` and
     ``losing_value`` have the form in which a read gives them, or that in which they were sent where the device has no
     such column. ``cause`` is "COLUMN_DROPPED" where the value lost because its column was dropped, else empty: then
-    ``winning_batch_id`` is that of the schema change."""
+    ``winning_batch_id`` is that of the schema change. A column that is gone has its identity for a name, with
+    `` (gone)`` behind it where another column is called so. ``of``: the identities of table and column, by which the
+    value is put back."""
 
     position: int
     table: str
@@ -36,6 +38,7 @@ class Conflict:
     winning_node_id: str
     winning_node_name: str
     cause: str = ""
+    of: tuple[str, str] | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,14 +95,15 @@ def pages(file: DeviceFile, remote: RemoteDb, first: resolver_pb2.ListConflictsR
             return
 
 
-def _conflict(message: resolver_pb2.Conflict, data: bytes, tables: Mapping[str, DeviceTable]) -> Conflict:
+def _conflict(message: resolver_pb2.Conflict, data: bytes, tables: DeviceTables) -> Conflict:
     table = tables.get(message.table)
+    dropped = message.cause == COLUMN_DROPPED
     value = value_pb2.Value.FromString(data)
     return Conflict(
         position=message.position,
-        table=message.table if table is None else table.sql_name,
+        table=tables.told(message.table),
         key=tuple(plain_value(v) for v in message.key) if table is None else shown_key(table, message.key),
-        column=message.column if table is None else table.told(message.column),
+        column=message.column if table is None else table.told(message.column, dropped=dropped),
         losing_value=plain_value(value) if table is None else lost_value(table, message.column, value),
         losing_batch_id=message.losing_batch_id,
         losing_node_id=message.losing_node.id,
@@ -108,22 +112,34 @@ def _conflict(message: resolver_pb2.Conflict, data: bytes, tables: Mapping[str, 
         winning_node_id=message.winning_node.id,
         winning_node_name=message.winning_node.name,
         cause=cause(message.cause),
+        of=(message.table, message.column),
     )
 
 
 def restore(builder: BatchBuilder, conflicts: Sequence[Conflict | ConflictEvent]) -> None:
-    """Write the values that lost again, as updates in ``builder``'s batch.
+    """Write the values that lost again, as updates in ``builder``'s batch: by the identities of table and column,
+    whatever these are called by now.
 
     Raises:
-        ValueError: the value is not known, or does not fit the column any more.
+        ValueError: the value is not known, or its column is gone, or it does not fit the column any more.
         NotChosen, NotReady: the device does not have the table, or not yet.
         RowMissing: the row is not shown any more: insert it anew.
     """
+    tables = builder.tx.tables
     for conflict in conflicts:
         if isinstance(conflict, ConflictEvent) and not conflict.value_known:
             raise ValueError("the losing value did not come along with the event: SyncedDb.conflicts has it")
-        table = builder.tx.tables.named(conflict.table)
+        table = tables.named(conflict.table) if conflict.of is None else tables.get(conflict.of[0])
         if table is None:
             raise choice.not_there(builder.tx.state, conflict.table)
+        column = conflict.column if conflict.of is None else _column_now(table, conflict.of[1], conflict.cause)
         key = dict(zip(map(table.told, table.table.key_columns), conflict.key, strict=True))
-        builder.update(conflict.table, [{**key, conflict.column: conflict.losing_value}])
+        builder.update(table.sql_name, [{**key, column: conflict.losing_value}])
+
+
+def _column_now(table: DeviceTable, identity: str, why: str) -> str:
+    """The name that the column of an identity has. Raises ValueError where the app has no such column any more."""
+    name = table.told(identity, dropped=bool(why))
+    if name not in table.writable:
+        raise ValueError(f"{table.sql_name} has no column {name!r}: the value that lost has no place any more")
+    return name

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from anabranch.client.events import DeadLetter, Kind
-from anabranch.client.file import choice
 from anabranch.client.file.believed import UNREADABLE, cause
 from anabranch.client.file.device_file import Tx
-from anabranch.client.file.device_table import DeviceTable
+from anabranch.client.file.device_table import DeviceTable, DeviceTables
 from anabranch.client.overlay.rebase import read_bases
 from anabranch.client.queue.settle import reason_name, shown_key, shown_values
-from anabranch.client.writes.local import BatchBuilder
 from anabranch.merge.model import MutationType
 from anabranch.v1 import batch_pb2, value_pb2, verdict_pb2
 
-_KINDS: dict[MutationType, Kind] = {
+KINDS: dict[MutationType, Kind] = {
     MutationType.INSERT: "insert",
     MutationType.UPDATE: "update",
     MutationType.DELETE: "delete",
@@ -25,17 +23,16 @@ _KINDS: dict[MutationType, Kind] = {
 _Mutations = list[tuple[Kind, str, tuple[dict[str, Any], ...]]]
 
 
-def _mutations(batch: batch_pb2.DbMutationBatch, tables: Mapping[str, DeviceTable]) -> _Mutations:
+def _mutations(batch: batch_pb2.DbMutationBatch, tables: DeviceTables) -> _Mutations:
     out: _Mutations = []
     for mutation in batch.mutations:
         table = tables.get(mutation.table)
         rows = tuple(shown_values(table, mutation.columns, row.values) for row in mutation.rows)
-        name = mutation.table if table is None else table.sql_name
-        out.append((_KINDS[MutationType(mutation.type)], name, rows))
+        out.append((KINDS[MutationType(mutation.type)], tables.told(mutation.table), rows))
     return out
 
 
-def letters(conn: sqlite3.Connection, tables: Mapping[str, DeviceTable], letter_id: str = "") -> list[DeadLetter]:
+def letters(conn: sqlite3.Connection, tables: DeviceTables, letter_id: str = "") -> list[DeadLetter]:
     """All dead letters in the order in which they were made, or the one of that id. Tables and columns that the device
     no longer knows are given as they were sent. A letter whose bytes in the file are damaged is given without what
     can't be read, which its message says."""
@@ -49,7 +46,7 @@ def letters(conn: sqlite3.Connection, tables: Mapping[str, DeviceTable], letter_
 
 def _letter(
     conn: sqlite3.Connection,
-    tables: Mapping[str, DeviceTable],
+    tables: DeviceTables,
     batch_id: str,
     value: bytes,
     data: bytes,
@@ -73,7 +70,7 @@ def _letter(
         id=batch_id,
         reason=reason_name(verdict),
         message=verdict.message,
-        table=name if table is None else table.sql_name,
+        table=tables.told(name),
         key=key,
         server_row=shown_values(table, row.columns, row.values) if refused.HasField("server_row") else None,
         server_row_now=row_now,
@@ -86,7 +83,7 @@ def _letter(
     )
 
 
-def _batch(batch_id: str, value: bytes) -> batch_pb2.DbMutationBatch:
+def batch_of(batch_id: str, value: bytes) -> batch_pb2.DbMutationBatch:
     """The batch in a letter's bytes. Raises one of UNREADABLE where they are damaged."""
     batch = batch_pb2.DbMutationBatch.FromString(value)
     if batch.id != batch_id:
@@ -95,7 +92,7 @@ def _batch(batch_id: str, value: bytes) -> batch_pb2.DbMutationBatch:
 
 
 def _read(
-    batch_id: str, value: bytes, data: bytes, tables: Mapping[str, DeviceTable]
+    batch_id: str, value: bytes, data: bytes, tables: DeviceTables
 ) -> tuple[verdict_pb2.Verdict, batch_pb2.DbMutationBatch, _Mutations]:
     batch, mutations = batch_pb2.DbMutationBatch(), _Mutations()
     try:
@@ -103,7 +100,7 @@ def _read(
     except UNREADABLE as error:
         verdict = verdict_pb2.Verdict(message=f"the verdict is damaged in the device's file ({cause(error)})")
     try:
-        found = _batch(batch_id, value)
+        found = batch_of(batch_id, value)
         mutations = _mutations(found, tables)
         batch = found
     except UNREADABLE as error:
@@ -147,7 +144,8 @@ def mark_shown(tx: Tx, now_ms: int, server_ms: int | None) -> None:
     )
 
 
-def _take(tx: Tx, letter_id: str) -> bytes:
+def take(tx: Tx, letter_id: str) -> bytes:
+    """Remove a dead letter; return its batch's bytes. Raises ValueError if there is no letter of that id."""
     row = tx.conn.execute("SELECT value FROM _db_mutations_queue_dead WHERE id = ?", (letter_id,)).fetchone()
     if row is None:
         raise ValueError(f"there is no dead letter {letter_id}")
@@ -158,66 +156,4 @@ def _take(tx: Tx, letter_id: str) -> bytes:
 
 def discard(tx: Tx, letter_id: str) -> None:
     """Remove a dead letter. Raises ValueError if there is no letter of that id."""
-    _take(tx, letter_id)
-
-
-def replay(
-    tx: Tx,
-    builder: BatchBuilder,
-    letter_id: str,
-    changes: Mapping[str, Any],
-    leave_out: Collection[str] = (),
-) -> None:
-    """Write a dead letter's mutations again, as part of ``builder``'s batch, edited: inserts and updates lose the
-    columns ``leave_out`` and take the values in ``changes``, in every row that gives the column or, where none does, in
-    every row whose table has it.
-
-    Raises:
-        ValueError: there is no letter of that id, or its bytes are damaged, or no row takes a column of ``changes`` or
-            gives one to leave out.
-        NotChosen, NotReady: the device does not have one of its tables, or not yet.
-        RowMissing, RowExists: it does not fit the rows shown now. The letter stays in each case.
-    """
-    value = _take(tx, letter_id)
-    try:
-        mutations = _mutations(_batch(letter_id, value), tx.tables)
-    except UNREADABLE as error:
-        raise ValueError(f"the dead letter {letter_id} can't be read: {cause(error)}") from error
-    lost = {table for _, table, _ in mutations} - tx.tables.by_sql_name.keys()
-    if lost:
-        raise choice.not_there(tx.state, min(lost, key=lambda name: (name in (tx.state.choice or ()), name)))
-    _edit(tx, mutations, changes, leave_out)
-    for kind, table, rows in mutations:
-        if kind == "delete":
-            builder.delete(table, rows)
-        else:
-            (builder.insert if kind == "insert" else builder.update)(table, rows)
-
-
-def _edit(tx: Tx, mutations: _Mutations, changes: Mapping[str, Any], leave_out: Collection[str]) -> None:
-    """Change the rows of ``mutations``. Raises ValueError."""
-    of_name = tx.tables.by_sql_name
-    for column in sorted({*changes, *leave_out}):
-        taking = [
-            (row, of_name[table])
-            for kind, table, rows in mutations
-            if kind == "insert" or (kind == "update" and not _is_of_key(of_name[table], column))
-            for row in rows
-        ]
-        giving = [row for row, _ in taking if column in row]
-        if column not in changes:
-            if not giving:
-                raise ValueError(f"no row of the batch gives the column {column!r}")
-            for row in giving:
-                del row[column]
-            continue
-        edited = giving or [row for row, table in taking if column in table.writable]
-        if not edited:
-            raise ValueError(f"no row of the batch takes the column {column!r}")
-        for row in edited:
-            row[column] = changes[column]
-
-
-def _is_of_key(table: DeviceTable, column: str) -> bool:
-    found = table.writable.get(column)
-    return found is not None and found.name in table.table.key_columns
+    take(tx, letter_id)

@@ -11,7 +11,7 @@ from typing import Any
 from anabranch.client.events import DeadLetter, Listeners
 from anabranch.client.file.device_file import DeviceFile
 from anabranch.client.file.device_table import DeviceTable
-from anabranch.client.letters import dead
+from anabranch.client.letters import dead, replay
 from anabranch.client.writes.local import BatchBuilder
 from anabranch.values import Column, Kind
 from anabranch.values.kinds import TEXT_KINDS
@@ -65,7 +65,7 @@ class DeadQueue:
         """``SyncedDb.replay``; return the new batch's id."""
         with self._file.transaction() as tx:
             builder = BatchBuilder(tx, {})
-            dead.replay(tx, builder, letter.id, changes, leave_out)
+            replay.replay(tx, builder, letter.id, changes, leave_out)
             return builder.queue(_now_ms())
 
     def discard(self, letter: DeadLetter) -> None:

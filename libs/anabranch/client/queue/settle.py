@@ -23,6 +23,7 @@ from anabranch.wire.plain import plain_value
 log = get_logger(__name__)
 
 Touched = dict[str, dict[str, tuple[Any, ...]]]
+COLUMN_DROPPED = change_pb2.LOSS_CAUSE_COLUMN_DROPPED
 _IN_THE_LOG: Mapping[int, ConflictOutcome] = {
     verdict_pb2.OUTCOME_SUPERSEDED: "lost",
     verdict_pb2.OUTCOME_OVERWROTE: "overwrote",
@@ -115,13 +116,14 @@ def publish_losers(tx: Tx, losers: Sequence[change_pb2.Loser]) -> None:
             ConflictEvent(
                 table.sql_name,
                 shown_key(table, loser.key),
-                table.told(loser.column),
+                table.told(loser.column, dropped=loser.cause == COLUMN_DROPPED),
                 lost_value(table, loser.column, loser.value) if known else None,
                 loser.batch_id,
                 loser.winner_batch_id,
                 "lost" if lost else "overwrote",
                 value_known=known,
                 cause=cause(loser.cause),
+                of=(loser.table, loser.column),
             )
         )
 
@@ -261,7 +263,8 @@ def shown_values(
     table: DeviceTable | None, columns: Sequence[str], values: Sequence[value_pb2.Value]
 ) -> dict[str, Any]:
     """Given values by column, as a read gives them; values that today's table can't hold are as they were sent, and
-    columns that it lacks have their identities for names. Those that the app does not know are left out."""
+    columns that it lacks have names of no other column (``DeviceTable.told``). Those that the app does not know are
+    left out."""
     out: dict[str, Any] = {}
     for name, value in zip(columns, values, strict=False):
         if value.WhichOneof("kind") is None:

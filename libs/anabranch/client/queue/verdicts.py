@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 
 from anabranch.client.file.believed import believed
 from anabranch.client.file.device_file import DeviceFile
-from anabranch.client.file.device_table import DeviceTable
+from anabranch.client.file.device_table import DeviceTable, DeviceTables
 from anabranch.client.queue import statements
 from anabranch.client.queue.settle import reason_name, shown_key, shown_values
 from anabranch.client.remote import RemoteDb
@@ -62,7 +62,7 @@ class Explanation:
     losers: tuple[tuple[str, tuple[Any, ...], str, Any], ...]
 
 
-def _from_message(verdict: verdict_pb2.Verdict, tables: Mapping[str, DeviceTable]) -> BatchVerdict:
+def _from_message(verdict: verdict_pb2.Verdict, tables: DeviceTables) -> BatchVerdict:
     status: dict[int, VerdictStatus] = {
         verdict_pb2.VERDICT_STATUS_APPLIED: "APPLIED",
         verdict_pb2.VERDICT_STATUS_REJECTED: "REJECTED",
@@ -75,17 +75,18 @@ def _from_message(verdict: verdict_pb2.Verdict, tables: Mapping[str, DeviceTable
         message=verdict.message,
         constraint=verdict.constraint,
         sqlstate=verdict.sqlstate,
-        mutations=tuple(_mutation(m, tables.get(m.table)) for m in verdict.mutations),
+        mutations=tuple(_mutation(m, tables) for m in verdict.mutations),
     )
 
 
-def _mutation(message: verdict_pb2.MutationVerdict, table: DeviceTable | None) -> MutationVerdict:
+def _mutation(message: verdict_pb2.MutationVerdict, tables: DeviceTables) -> MutationVerdict:
+    table = tables.get(message.table)
     outcome = enum_name(verdict_pb2.Outcome, message.outcome)
     row = message.server_row
     return MutationVerdict(
         index=message.index,
         outcome="" if outcome == "UNSPECIFIED" else outcome,
-        table=message.table if table is None else table.sql_name,
+        table=tables.told(message.table),
         key=_key(table, message.key),
         columns=tuple(name if table is None else table.told(name) for name in message.columns),
         server_row=shown_values(table, row.columns, row.values) if message.HasField("server_row") else None,
@@ -97,7 +98,7 @@ def _key(table: DeviceTable | None, values: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def of_batch(
-    conn: sqlite3.Connection, tables: Mapping[str, DeviceTable], batch_id: str, awaiting: Mapping[str, str]
+    conn: sqlite3.Connection, tables: DeviceTables, batch_id: str, awaiting: Mapping[str, str]
 ) -> BatchVerdict | None:
     """The verdict on a batch of the file: in its queue, confirmed, or dead; None for a batch that it does not know, or
     has forgotten. ``awaiting``: the server's messages on batches that wait there for a row of an earlier one."""
@@ -132,16 +133,15 @@ def explain(file: DeviceFile, remote: RemoteDb, batch_id: str) -> Explanation:
     return _explanation(remote.explain(request), file.tables())
 
 
-def _explanation(response: resolver_pb2.ExplainResponse, tables: Mapping[str, DeviceTable]) -> Explanation:
+def _explanation(response: resolver_pb2.ExplainResponse, tables: DeviceTables) -> Explanation:
     changes = []
     for effect in response.effects:
         kind, table = enum_name(change_pb2.EffectType, effect.type).lower(), tables.get(effect.table)
-        name = effect.table if table is None else table.sql_name
-        changes.append((kind, name, shown_values(table, effect.columns, effect.values)))
+        changes.append((kind, tables.told(effect.table), shown_values(table, effect.columns, effect.values)))
     losers = []
     for loser in response.losers:
         table = tables.get(loser.table)
-        name, column = (loser.table, loser.column) if table is None else (table.sql_name, table.told(loser.column))
+        column = loser.column if table is None else table.told(loser.column)
         value = shown_values(table, [loser.column], [loser.value]).get(column)
-        losers.append((name, _key(table, loser.key), column, value))
+        losers.append((tables.told(loser.table), _key(table, loser.key), column, value))
     return Explanation(_from_message(response.verdict, tables), response.waits_for, tuple(changes), tuple(losers))

@@ -16,7 +16,7 @@ from anabranch.client.file.device_table import DeviceTable
 from anabranch.client.overlay.rebase import overlaid, tell, write_bases
 from anabranch.client.queue import statements
 from anabranch.client.writes.ids import next_id
-from anabranch.client.writes.payload import RowPart, mutation_message
+from anabranch.client.writes.payload import Beside, RowPart, add_former, mutation_message
 from anabranch.client.writes.sure import SurelyRefusedError
 from anabranch.merge.model import MutationType
 from anabranch.merge.overlay import Pending
@@ -28,6 +28,7 @@ from anabranch.values.python import Converter, OutOfRangeError, converter
 
 Cells = dict[str, Cell]
 _LOCAL: Origin = "local"
+_NOTHING = Beside({}, {})
 
 
 Ask = Callable[[Tx, str], DeviceTable | None]
@@ -87,14 +88,18 @@ class WriteChecks:
                 raise ValueError(f"{self._name}.{name}: the server computes it, so it can't be written")
         return {writable[name].name: cell for name, cell in given.items()}
 
-    def whole(self, row: Mapping[str, Any]) -> Cells:
-        """One row to insert. Raises ValueError."""
-        cells = self.row(row)
+    def whole(self, row: Mapping[str, Any], beside: Beside = _NOTHING) -> Cells:
+        """One row to insert, with the cells ``beside`` it. Raises ValueError."""
+        cells = self.changed(row, beside)
         for name, sure in self._table.sure.items():
             if sure.needed and name not in cells:
                 told = f"{self._name}.{self._table.told(name)}"
                 raise SurelyRefusedError(f"{told}: the row gives no value; it takes no NULL, and has no default")
         return cells
+
+    def changed(self, row: Mapping[str, Any], beside: Beside = _NOTHING) -> Cells:
+        """One row to update, with the cells ``beside`` it. Raises ValueError."""
+        return {**self.row(row), **beside.cells(self._table)}
 
     def key(self, key: Any) -> Cells:
         """One key: a value, a tuple in the key's order, or a dict of the key's columns. Raises ValueError."""
@@ -170,17 +175,22 @@ class BatchBuilder:
         return by_text, keys
 
     def _checked(
-        self, checks: WriteChecks, rows: Sequence[Any], check: Callable[[WriteChecks, Any], Cells]
+        self,
+        checks: WriteChecks,
+        rows: Sequence[Any],
+        beside: Sequence[Beside],
+        check: Callable[[WriteChecks, Any, Beside], Cells],
     ) -> list[Cells]:
         """The rows' cells. A row whose refusal depends on knowledge that may be old is checked again by the server's
         present description, where the server can be asked. Raises ValueError."""
+        given = list(zip(rows, beside or [_NOTHING] * len(rows), strict=True))
         try:
-            return [check(checks, row) for row in rows]
+            return [check(checks, *row) for row in given]
         except SurelyRefusedError:
             now = None if self._ask is None else self._ask(self.tx, checks.table_name)
             if now is None:
                 raise
-        return [check(WriteChecks(now), row) for row in rows]
+        return [check(WriteChecks(now), *row) for row in given]
 
     @contextmanager
     def call(self) -> Iterator[None]:
@@ -194,10 +204,10 @@ class BatchBuilder:
             self._touched, self._rows, self._grown = touched, rows, grown
             raise
 
-    def insert(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Add rows. Raises ValueError, RowExists, NotReady."""
+    def insert(self, name: str, rows: Sequence[Mapping[str, Any]], beside: Sequence[Beside] = ()) -> None:
+        """Add rows, with what goes ``beside`` each. Raises ValueError, RowExists, NotReady."""
         table, checks = self._table(name)
-        by_text, keys = self._named(table, self._checked(checks, rows, WriteChecks.whole))
+        by_text, keys = self._named(table, self._checked(checks, rows, beside, WriteChecks.whole))
         most = self.limits.max_key_bytes or limits.MAX_KEY_BYTES
         for text in keys:
             if len(text) * 4 > most and len(text.encode()) > most:
@@ -208,18 +218,20 @@ class BatchBuilder:
         given = {c for row in by_text.values() for c in row}
         columns = [c for c in table.identities if c in given]
         message = mutation_message(table, MutationType.INSERT, columns, list(by_text.values()), (), ())
+        add_former(message, beside)
         self._fits(table, message)
         self._grown += checks.growth(by_text.values(), self.limits.max_value_bytes or limits.MAX_VALUE_BYTES)
         self._apply(table, MutationType.INSERT, by_text, keys, {}, columns)
         self._add(message, by_text)
 
-    def update(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    def update(self, name: str, rows: Sequence[Mapping[str, Any]], beside: Sequence[Beside] = ()) -> None:
         """Change columns of rows that are shown; each row names its key. Raises ValueError, RowMissing, NotReady."""
         table, checks = self._table(name)
-        by_text, keys = self._named(table, self._checked(checks, rows, WriteChecks.row))
+        by_text, keys = self._named(table, self._checked(checks, rows, beside, WriteChecks.changed))
         names = table.table.key_columns
-        for text, row in by_text.items():
-            if len(row) == len(names):
+        former = [bool(row.former) for row in beside] or [False] * len(rows)
+        for (text, row), has_former in zip(by_text.items(), former, strict=True):
+            if len(row) == len(names) and not has_former:
                 raise ValueError(f"{name}: the update of the row {text} changes no column")
         shown = self._shown(table, keys)
         given = {c for row in by_text.values() for c in row}
@@ -230,6 +242,7 @@ class BatchBuilder:
         with believed(_rows_of(name)):
             undo = [{c: shown[text][index[c]] for c in changed if c in row} for text, row in by_text.items()]
             message = mutation_message(table, MutationType.UPDATE, columns, list(by_text.values()), changed, undo)
+        add_former(message, beside)
         self._fits(table, message)
         self._grown += checks.growth(by_text.values(), self.limits.max_value_bytes or limits.MAX_VALUE_BYTES)
         with believed(_rows_of(name)):

@@ -48,6 +48,30 @@ def mutation_message(
 
 
 @dataclass(frozen=True, slots=True)
+class Beside:
+    """The values of a row, by identity, that were written before and go along with those that the app gives: ``unseen``
+    of columns that it does not know, ``former`` of columns that rows do not have any more, which are sent alone."""
+
+    unseen: Mapping[str, value_pb2.Value]
+    former: Mapping[str, value_pb2.Value]
+
+    def cells(self, table: DeviceTable) -> dict[str, Cell]:
+        """The cells of those that the rows have. Raises ValueError."""
+        index, readers = table.table.index, table.readers
+        return {column: readers[index[column]](value) for column, value in self.unseen.items()}
+
+
+def add_former(message: batch_pb2.DbMutation, rows: Sequence[Beside]) -> None:
+    """Have a mutation give the former values of its rows, too."""
+    columns = list(dict.fromkeys(column for row in rows for column in row.former))
+    if not columns:
+        return
+    message.columns.extend(columns)
+    for sent, row in zip(message.rows, rows, strict=True):
+        sent.values.extend([row.former.get(column, _NOT_GIVEN) for column in columns])
+
+
+@dataclass(frozen=True, slots=True)
 class RowPart:
     """A batch's change of one row, by identities. ``key`` is stored."""
 

@@ -242,7 +242,6 @@ def _database(
         if audience[0] is not None:
             expression, reads, is_list = audience
             restricted[table] = Audience(expression, tuple(reads), is_list)
-    called = {table.sql_name: table for table in tables.values()}
     return Database(
         id=number,
         name=name,
@@ -254,10 +253,7 @@ def _database(
         seal_key=seal_key,
         tables=tables,
         table_policies=policies,
-        constraints={
-            table.name: _by_identity(constraints.get((schema_name, name), Constraints()), table, schema_name, called)
-            for name, table in called.items()
-        },
+        constraints=_all_by_identity(constraints, tables.values(), schema_name),
         first_positions=first_positions,
         uncaptured=frozenset(uncaptured),
         torn=frozenset(torn),
@@ -270,6 +266,17 @@ def _database(
         changed_positions=changed_positions,
         relations=relations,
     )
+
+
+def _all_by_identity(
+    found: Mapping[tuple[str, str], Constraints], tables: Iterable[Table], schema_name: str
+) -> dict[str, Constraints]:
+    """The constraints of all tables of a database, with identities."""
+    synced = {table.sql_name: table for table in tables}
+    return {
+        table.name: _by_identity(found.get((schema_name, name), Constraints()), table, schema_name, synced)
+        for name, table in synced.items()
+    }
 
 
 def _by_identity(found: Constraints, table: Table, schema_name: str, synced: Mapping[str, Table]) -> Constraints:
