@@ -309,8 +309,12 @@ class Lake:
             (last,) = _row(conn, f"select coalesce(max(position), 0) from {KEPT}.groups", {})
             rows = {}
             for table in _COPIED:
-                statement = f"insert into {KEPT}.{table} select * from anabranch.{table} where position > %(last)s"
-                rows[table] = conn.execute(statement.encode(), {"last": last}).rowcount
+                # Other databases have positions of their own, some of which are later.
+                statement = (
+                    f"insert into {KEPT}.{table} select * from anabranch.{table}"
+                    " where database_id = %(db)s and position > %(last)s"
+                )
+                rows[table] = conn.execute(statement.encode(), {**values, "last": last}).rowcount
             (changes,) = _row(
                 conn, f"select coalesce(sum(changes), 0) from {KEPT}.groups where position > %(last)s", {"last": last}
             )

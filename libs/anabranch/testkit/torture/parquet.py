@@ -26,11 +26,12 @@ _MOMENTS = 8
 """The number of positions at which all rows are compared."""
 _UNCUT = f"""
 select (select count(*) from {KEPT}.log where position > %(floor)s),
-       (select count(*) from anabranch.log where position > %(floor)s),
+       (select count(*) from anabranch.log where database_id = %(db)s and position > %(floor)s),
        (select count(*) from (select position, batch_id, ordinal, key, effect_hash, effect from {KEPT}.log
                               where position > %(floor)s
                               except
-                              select position, batch_id, ordinal, key, effect_hash, effect from anabranch.log) d),
+                              select position, batch_id, ordinal, key, effect_hash, effect from anabranch.log
+                              where database_id = %(db)s) d),
        (select count(*) from {KEPT}.log where position <= %(floor)s)
 """
 
@@ -46,7 +47,7 @@ def check(conn: Session, server: oracle.Server, before: oracle.Rows) -> int:
         conn.execute("set transaction isolation level repeatable read")
         row = conn.execute("select floor_ms from anabranch.databases where id = %s", (database.id,)).fetchone()
         assert row is not None
-        there, left, differing, cut = conn.execute(_UNCUT.encode(), {"floor": row[0]}).fetchall()[0]
+        there, left, differing, cut = conn.execute(_UNCUT.encode(), {"db": database.id, "floor": row[0]}).fetchall()[0]
     assert (there, differing) == (left, 0), f"above the floor {there} changes were made and {left} are there"
     runs = compactions.all_published(conn, database.id)
     ends = sorted((run.from_position, run.to_position) for run in runs)
