@@ -210,20 +210,24 @@ class World:
                 self.sync(i, "read")
 
 
-def cast_of(column: Column) -> tuple[Kind, str, Any]:
+def cast_of(column: Column) -> tuple[Kind, str, Any, Any]:
     if column.kind is Kind.INT64:
-        return Kind.STRING, "text", lambda cell: None if cell is None else f"text {cell}"
-    return Kind.INT64, "bigint", to_number
+        return Kind.STRING, "text", lambda cell: None if cell is None else f"text {cell}", None
+    return Kind.INT64, "bigint", to_number, using
 
 
 def to_number(cell: Cell) -> Cell:
     if cell is None:
         return None
     text = str(cell).removeprefix("text ")
-    # As Postgres refuses a value of a queued batch; USING gave the stored ones something.
+    # As Postgres refuses a value of a queued batch; USING gives the stored ones something.
     if text == "7":
         raise ValueError(text)
     return int(text) if text.isdecimal() else -1
+
+
+def using(cell: Cell) -> Cell:
+    return -7 if cell == "text 7" else to_number(cell)
 
 
 def by_sql(ddl: Ddl, bits: Bits, now: int) -> None:

@@ -180,8 +180,11 @@ class Ddl:
         self._rows(table, lambda row: {n: v for n, v in row.items() if n != column})
         return self
 
-    def retype(self, table: str, column: str, kind: Kind, postgres_type: str, cast: Cast) -> str:
-        """ALTER COLUMN … TYPE to another kind: a new identity, whose values follow as effects."""
+    def retype(
+        self, table: str, column: str, kind: Kind, postgres_type: str, cast: Cast, using: Cast | None = None
+    ) -> str:
+        """ALTER COLUMN … TYPE to another kind: a new identity, whose values follow as effects. Rows get theirs by
+        ``using``, where it is given, and queued batches by ``cast``."""
         place = [c.name for c in self._of(table)].index(column)
         old = self._of(table)[place]
         cells = {key: row[column] for key, row in self._live(table).items()}
@@ -191,7 +194,7 @@ class Ddl:
         self._columns(table, [*columns[:place], columns[-1], *columns[place:-1]])
         self._schema.successors[table, column] = Successor(name, cast)
         self.breaking.append((table, column))
-        self.rewrite(table, name, lambda row: cast(cells[str(row["id"])]))
+        self.rewrite(table, name, lambda row: (using or cast)(cells[str(row["id"])]))
         return name
 
     def rewrite(self, table: str, column: str, values: Callable[[Mapping[str, Cell]], Cell]) -> Ddl:

@@ -197,6 +197,11 @@ def replay(server: Server, before: Rows) -> Rows:
             rows[where].update(cells)
         elif effect.type == change_pb2.EFFECT_TYPE_DELETE:
             del rows[where]
+    for (table, _), row in rows.items():
+        for column in server.database.tables[table].columns:
+            # Rows that are older than a column have what it began with, and no effect says so.
+            if column.initial and column.name not in row:
+                row[column.name] = column.initial[0]
     return rows
 
 

@@ -32,7 +32,7 @@ def run(java: str, before: str = "") -> str:
         env={**os.environ, "JAVA_HOME": java},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=400,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]
@@ -40,6 +40,7 @@ def run(java: str, before: str = "") -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(450)
 def test_the_packaged_java_lacks_the_module_and_runs_spark_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", str(packaged_home()))
     java = find_java()

@@ -60,10 +60,14 @@ def rows(url: str, query: str) -> list[tuple[Any, ...]]:
         return conn.execute(query.encode()).fetchall()
 
 
-def seconds_until_refused(channel: grpc.Channel, service: str, key: str, revoked: threading.Event) -> float:
-    """How long calls of a service that begin after the revocation are still judged good."""
+def seconds_until_refused(
+    channel: grpc.Channel, service: str, key: str, known: threading.Barrier, revoked: threading.Event
+) -> float:
+    """How long calls of a service that begin after the revocation are still judged good. ``known``: all services have
+    judged one before it."""
     call = CALLS[service]
     assert outcome(lambda: call(channel, key)) != ENDED, service
+    known.wait(30)
     assert revoked.wait(20)
     began = time.monotonic()
     while time.monotonic() - began < 10:
