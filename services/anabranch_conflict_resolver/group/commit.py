@@ -119,6 +119,8 @@ def commit_group(
     except (AlteredMeanwhileError, BusyTableError):
         conn.rollback()
         cache.begin_anew()
+        # The next group looks for what event triggers may have missed.
+        cache.shape = ""
         cache.given.clear()
         return Outcome(True, drained=1)
     except BaseException as error:
@@ -146,7 +148,7 @@ def _failed(
         put_down(conn, database_id)
     if isinstance(begun, _Begun) and isinstance(error, (UndecodableError, DatabaseError)):
         known = begun.work.numbers if begun.work is not None else cache.markers
-        if is_altered(conn, cache, begun.context.synced.database, known):
+        if is_altered(conn, begun.context.synced.database, known):
             # A refusal of a statement that names the tables as they were is nobody's fault.
             return begun.rolled_back(drained=1)
         if isinstance(error, UndecodableError):

@@ -34,6 +34,7 @@ INDEX = "create index captured_markers on anabranch.captured (database_id, id) w
 DEEP = """
 create function anabranch.deep_of(type oid) returns jsonb
 language plpgsql stable set search_path = pg_catalog, pg_temp
+set standard_conforming_strings = on
 as $$
 declare
     one record;
@@ -75,6 +76,7 @@ $$;
 MISSING = """
 create function anabranch.missing_of(relation oid) returns jsonb
 language plpgsql stable set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
+set standard_conforming_strings = on
 set datestyle = 'ISO, YMD' set intervalstyle = 'postgres' set timezone = 'UTC' set bytea_output = 'hex'
 set extra_float_digits = 1 set lc_monetary = 'C'
 as $$
@@ -88,6 +90,7 @@ $$;
 SHAPE = """
 create function anabranch.shape_of(relation oid) returns jsonb
 language plpgsql stable set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
+set standard_conforming_strings = on
 set quote_all_identifiers = off
 as $$
 begin
@@ -119,6 +122,7 @@ $$;
 SEEN = """
 create function anabranch.seen_of(relation oid) returns text
 language plpgsql stable set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
+set standard_conforming_strings = on
 as $$
 begin
     return (
@@ -135,6 +139,7 @@ $$;
 INSTALL_CAPTURE = """
 create function anabranch.install_capture(relation oid, database_id int, table_id int) returns void
 language plpgsql set search_path = pg_catalog, pg_temp
+set standard_conforming_strings = on
 as $$
 declare
     resolver constant text := $when$for each row when (pg_catalog.pg_trigger_depth() > 0 and
@@ -167,6 +172,7 @@ $$;
 SCHEMA_ON_RECORD = """
 create function anabranch.schema_on_record(database_id int) returns text
 language plpgsql stable set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
+set standard_conforming_strings = on
 as $$
 begin
     return coalesce(
@@ -180,6 +186,7 @@ $$;
 MARK = """
 create function anabranch.mark(database_id int, table_id int, tag text, told jsonb) returns void
 language plpgsql set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
+set standard_conforming_strings = on
 as $$
 begin
     insert into anabranch.captured (database_id, table_id, xid, type, depth, new, role, application)
@@ -209,6 +216,7 @@ $$;
 NOTICE_TABLE = """
 create function anabranch.notice_table(relation oid, tag text, rewritten text) returns void
 language plpgsql set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
+set standard_conforming_strings = on
 as $$
 declare
     one record;
@@ -272,6 +280,7 @@ $$;
 TAKES_NEW_TABLE = """
 create function anabranch.takes_new_table(database_id int, name text) returns boolean
 language plpgsql stable set search_path = pg_catalog, pg_temp
+set standard_conforming_strings = on
 as $$
 declare
     pattern text := (select d.policy ->> 'new_tables' from anabranch.databases d where d.id = $1);
@@ -288,6 +297,7 @@ $$;
 NOTICE_NEW_TABLE = """
 create function anabranch.notice_new_table(relation oid, its_schema text, its_name text, tag text) returns void
 language plpgsql set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
+set standard_conforming_strings = on
 as $$
 declare
     database int;
@@ -321,10 +331,11 @@ end
 $$;
 """
 
-# Tables that have columns of types that can change while these keep their numbers.
+# Tables that have columns of types that can change while these keep their numbers, and tables of a type.
 NOTICE_TYPES = """
 create function anabranch.notice_types(tag text) returns void
 language plpgsql set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
+set standard_conforming_strings = on
 as $$
 declare
     relation oid;
@@ -332,8 +343,9 @@ begin
     for relation in
         select t.tgrelid from pg_trigger t
         where t.tgfoid = 'anabranch.capture_truncate()'::regprocedure and t.tgname = '~anabranch_truncate'
-          and exists (select from pg_attribute a where a.attrelid = t.tgrelid and a.attnum > 0
-                      and not a.attisdropped and a.atttypid >= 16384)
+          and ((select c.reloftype from pg_class c where c.oid = t.tgrelid) <> 0
+               or exists (select from pg_attribute a where a.attrelid = t.tgrelid and a.attnum > 0
+                          and not a.attisdropped and a.atttypid >= 16384))
         order by t.tgrelid
     loop
         perform anabranch.notice_table(relation, tag, '');
@@ -346,6 +358,7 @@ $$;
 NOTICE_SCHEMA = """
 create function anabranch.notice_schema(schema oid, tag text) returns void
 language plpgsql set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
+set standard_conforming_strings = on
 as $$
 declare
     one record;
@@ -369,6 +382,7 @@ $$;
 NOTICE_DROPPED = """
 create function anabranch.notice_dropped(its_schema text, its_name text, tag text) returns void
 language plpgsql set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
+set standard_conforming_strings = on
 as $$
 declare
     one record;
@@ -402,6 +416,7 @@ $$;
 _EVENT = """
 create function anabranch.{name}() returns event_trigger
 language plpgsql security definer set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
+set standard_conforming_strings = on
 set client_min_messages = error set lock_timeout = '1s'
 as $$
 declare
@@ -483,6 +498,7 @@ NOTICE_REWRITE = _EVENT.format(
 INSTALL = """
 create function anabranch.install_event_triggers() returns boolean
 language plpgsql set search_path = pg_catalog, pg_temp
+set standard_conforming_strings = on
 as $$
 declare
     one record;
