@@ -70,7 +70,7 @@ def _step(at: Followed, marker: Marker, shape: Shape, *, behind: bool) -> None:
     for c in shape.columns:
         was = at.shape.by_number.get(c.number) if same_table else at.shape.by_name.get(c.name)
         if was is None:
-            columns[c.number] = _new(c, behind=behind)
+            columns[c.number] = _new(c, behind=behind, seen=not marker.placed)
             continue
         one = at.columns[was.number]
         altered = c.name in named or _is_altered(was, c, rewritten=bool(marker.rewritten))
@@ -82,10 +82,12 @@ def _step(at: Followed, marker: Marker, shape: Shape, *, behind: bool) -> None:
     at.shape, at.relation, at.columns = shape, marker.relation, columns
 
 
-def _new(c: ShapeColumn, *, behind: bool) -> FollowedColumn:
+def _new(c: ShapeColumn, *, behind: bool, seen: bool) -> FollowedColumn:
+    """A column that a step brought. ``seen``: with the command that made it. Else a default may be gone that rows have
+    got, written into them since."""
     if c.missing is not None and not behind:
         return FollowedColumn(None, initial=c.missing)
-    fixed = not (c.default or c.generated or c.identity or _has_default(c.deep) or behind)
+    fixed = seen and not (c.default or c.generated or c.identity or _has_default(c.deep) or behind)
     return FollowedColumn(None, computed=not fixed)
 
 
