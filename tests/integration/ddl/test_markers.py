@@ -100,6 +100,34 @@ def test_a_type_that_is_altered_in_itself_leaves_a_marker_for_each_table_that_ha
         assert world.markers() == [], statement
 
 
+def test_rows_of_tables_and_views_are_types(world: World) -> None:
+    world.sql("create table app.city (name text); create view app.town as select name from app.city")
+    world.sql("create type app.mood as enum ('good'); create type app.day as (mood app.mood, name text)")
+    world.sql("create domain app.cities as app.city[]; create type app.road as (a app.city)")
+    world.sql("create table app.a (id text primary key, c app.city, t app.town)")
+    world.sql("create table app.b (id text primary key, c app.cities, r app.road, j app.job, d app.day)")
+    world.add("a", "b")
+    for statement, tables in (
+        ("alter table app.city add column size int", ["a", "b"]),
+        ("alter table app.city rename column size to population", ["a", "b"]),
+        ("alter table app.city drop column population", ["a", "b"]),
+        ("alter table app.city rename to place", ["a", "b"]),
+        ("create or replace view app.town as select name, 1 as one from app.place", ["a"]),
+        ("alter view app.town rename column one to two", ["a"]),
+        ("alter table app.town rename column two to three", ["a"]),
+        ("alter table app.job add column x int", ["b", "job"]),
+        ("drop type app.mood cascade", ["b"]),
+        ("alter table app.place set schema public", ["a", "b"]),
+    ):
+        world.sql(statement)
+        assert sorted(marker.sql_name for marker in world.markers()) == tables, statement
+        world.follow()
+        assert world.markers() == [], statement
+    world.sql("create function app.shout(app.job) returns text language sql as 'select upper($1.title)'")
+    world.sql("create table app.u (id int); alter table app.u add column x int")
+    assert world.markers() == []
+
+
 def test_a_default_that_goes_with_its_sequence_leaves_a_marker(world: World) -> None:
     world.sql("create table app.a (id text primary key, n serial)")
     world.add("a")

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 from tests.integration.resolver.altering import alter, change, markers, settle, versions
 
+from anabranch.store.ddl.readable import UNREADABLE
 from anabranch.testkit.resolver_rig import ResolverRig
+from anabranch_conflict_resolver.group import cache
 
 TABLES = """
 create table job (id text primary key, title text, n integer, colour text);
@@ -98,6 +100,20 @@ def test_columns_of_a_type_that_a_table_is_of(make_rig: Any) -> None:
     rig.sql("update app.p set note = 'x'")
     settle(rig)
     assert [column.name for column in change(rig).tables[0].columns] == ["id", "n", "note"]
+
+
+@pytest.mark.parametrize("is_missed", [False, True])
+def test_columns_of_a_table_whose_rows_are_values(make_rig: Any, monkeypatch: Any, is_missed: bool) -> None:
+    rig = make_rig("create table city (x int); create table p (id text primary key, c app.city)", {"p": None})
+    rig.sql("insert into app.p values ('1', row(1))")
+    settle(rig)
+    (missed if is_missed else alter)(rig, "alter table app.city add column y int")
+    # The time of the next look has come.
+    monkeypatch.setattr(cache, "_LOOK_S", 0)
+    settle(rig)
+    assert len(versions(rig)) == 1
+    number = rig.database.tables["p"].id
+    assert rig.sql(UNREADABLE.decode().replace("$1", f"'{{{number}}}'")) == []
 
 
 @pytest.mark.parametrize(

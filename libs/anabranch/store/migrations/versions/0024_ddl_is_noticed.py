@@ -123,10 +123,12 @@ SEEN = """
 create function anabranch.seen_of(relation oid) returns text
 language plpgsql stable set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
 set standard_conforming_strings = on
+set quote_all_identifiers = off
 as $$
 begin
     return (
         select md5(concat_ws(' ', relation, string_agg(concat_ws(' ', a.attnum, a.xmin,
+                   case when a.atttypid >= 16384 then format_type(a.atttypid, a.atttypmod) end,
                    case when a.atttypid >= 16384 then anabranch.deep_of(a.atttypid) end), ',' order by a.attnum),
                (select string_agg(d.oid::text, ',' order by d.oid) from pg_attrdef d where d.adrelid = relation),
                (select i.indkey::text from pg_index i where i.indrelid = relation and i.indisprimary)))
@@ -354,6 +356,22 @@ end
 $$;
 """
 
+# Whether the row type of a table or a view, or an array of it, is that of some column, or of a domain over it.
+IS_TYPE_OF_COLUMNS = """
+create function anabranch.is_type_of_columns(relation oid) returns boolean
+language plpgsql stable set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
+set standard_conforming_strings = on
+as $$
+begin
+    return exists (
+        select from pg_class c join pg_type t on t.oid = c.reltype
+        join pg_depend d on d.refclassid = 'pg_type'::regclass and d.refobjid = any(array[t.oid, t.typarray])
+        where c.oid = relation and (d.classid = 'pg_class'::regclass
+                                    or d.classid = 'pg_type'::regclass and d.objid <> t.typarray));
+end
+$$;
+"""
+
 # The schema of a database has another name: its tables are where they were.
 NOTICE_SCHEMA = """
 create function anabranch.notice_schema(schema oid, tag text) returns void
@@ -450,6 +468,7 @@ NOTICE_DDL = _EVENT.format(
             types := true;
         else
         end case;
+        types := types or (one.classid = 'pg_class'::regclass and anabranch.is_type_of_columns(one.objid));
     end loop;
     if types then
         perform anabranch.notice_types(tg_tag);
@@ -464,13 +483,14 @@ NOTICE_DROP = _EVENT.format(
     name="notice_drop",
     declare="""
     one record;
+    types boolean := false;
 """,
     body="""
     for one in
         select distinct d.object_type, d.objid, d.schema_name, d.object_name, d.address_names
         from pg_event_trigger_dropped_objects() d
         where not d.is_temporary and d.schema_name is distinct from 'anabranch'
-          and d.object_type in ('table', 'table column', 'table constraint', 'default value')
+          and d.object_type in ('table', 'table column', 'table constraint', 'default value', 'composite type column')
     loop
         if one.object_type = 'table' then
             perform anabranch.notice_dropped(one.schema_name, one.object_name, tg_tag);
@@ -478,8 +498,15 @@ NOTICE_DROP = _EVENT.format(
             perform anabranch.notice_table(c.oid, tg_tag, '')
             from pg_class c join pg_namespace n on n.oid = c.relnamespace
             where n.nspname = one.address_names[1] and c.relname = one.address_names[2] and c.relkind = 'r';
+            types := types or one.object_type = 'composite type column' or one.object_type = 'table column' and exists (
+                select from pg_class c join pg_namespace n on n.oid = c.relnamespace
+                where n.nspname = one.address_names[1] and c.relname = one.address_names[2]
+                  and anabranch.is_type_of_columns(c.oid));
         end if;
     end loop;
+    if types then
+        perform anabranch.notice_types(tg_tag);
+    end if;
 """,
 )
 
@@ -514,7 +541,8 @@ begin
         select * from (values
             ('anabranch_ddl', 'ddl_command_end', 'notice_ddl', array[
                 'ALTER TABLE', 'CREATE TABLE', 'CREATE TABLE AS', 'SELECT INTO', 'ALTER TYPE', 'ALTER DOMAIN',
-                'ALTER SCHEMA', 'ALTER EXTENSION']),
+                'ALTER SCHEMA', 'ALTER EXTENSION', 'CREATE VIEW', 'ALTER VIEW', 'ALTER MATERIALIZED VIEW',
+                'ALTER FOREIGN TABLE']),
             ('anabranch_drop', 'sql_drop', 'notice_drop', array[
                 'DROP TABLE', 'DROP SCHEMA', 'DROP TYPE', 'DROP DOMAIN', 'DROP EXTENSION', 'DROP OWNED',
                 'DROP SEQUENCE', 'DROP FUNCTION', 'DROP PROCEDURE', 'DROP ROUTINE', 'DROP AGGREGATE', 'DROP VIEW',
@@ -540,7 +568,7 @@ $$;
 
 FUNCTIONS = (
     DEEP, MISSING, SHAPE, SEEN, INSTALL_CAPTURE, SCHEMA_ON_RECORD, MARK, TAKES_NEW_TABLE, NOTICE_NEW_TABLE,
-    IS_ON_RECORD, NOTICE_TABLE, NOTICE_TYPES, NOTICE_SCHEMA, NOTICE_DROPPED, NOTICE_DDL, NOTICE_DROP, NOTICE_REWRITE,
+    IS_ON_RECORD, NOTICE_TABLE, NOTICE_TYPES, IS_TYPE_OF_COLUMNS, NOTICE_SCHEMA, NOTICE_DROPPED, NOTICE_DDL, NOTICE_DROP, NOTICE_REWRITE,
     INSTALL,
 )  # fmt: skip
 
@@ -580,7 +608,8 @@ def downgrade() -> None:
         op.execute(f"drop event trigger if exists anabranch_{name}")
     for name in (
         "install_event_triggers()", "notice_rewrite()", "notice_drop()", "notice_ddl()",
-        "notice_dropped(text, text, text)", "notice_schema(oid, text)", "notice_types(text)",
+        "notice_dropped(text, text, text)", "notice_schema(oid, text)", "is_type_of_columns(oid)",
+        "notice_types(text)",
         "notice_table(oid, text, text)", "is_on_record(jsonb, text, oid, text, jsonb)",
         "notice_new_table(oid, text, text, text)", "takes_new_table(int, text)",
         "mark(int, int, text, jsonb)", "schema_on_record(int)", "install_capture(oid, int, int)", "seen_of(oid)",
