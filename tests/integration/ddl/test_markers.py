@@ -5,6 +5,7 @@ from __future__ import annotations
 import psycopg
 import pytest
 
+from anabranch.store.catalog.drift import drift
 from anabranch.store.ddl.markers import ANY_WAITING, is_any_waiting
 from anabranch.store.ddl.notice import notice
 from anabranch.store.session.engine import connect
@@ -238,6 +239,35 @@ def test_a_transaction_that_does_not_see_what_others_altered_says_so(world: Worl
     assert world.followed().pulled == second.ambiguous
     assert not notice(world.conn, world.database)
     assert world.table("job").column_names == ("id", "title", "done", "x", "y")
+
+
+@pytest.mark.parametrize("level", ["repeatable read", "serializable"])
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        # As its moment has it, all is as it was: a column that it never saw is gone.
+        ("add column x int", "drop column x"),
+        ("add column x int", "set (fillfactor = 70)"),
+        ("drop column title", "add column title text"),
+        ("rename column title to subject", "rename column subject to title"),
+        ("alter column title set not null", "alter column title drop not null"),
+        ("alter column title type varchar(9)", "alter column title type text"),
+    ],
+)
+def test_what_looks_unchanged_to_such_a_transaction_is_no_less_altered(
+    world: World, level: str, theirs: str, ours: str
+) -> None:
+    with connect(world.url, application_name="other") as other:
+        other.execute(f"set transaction isolation level {level}".encode())
+        other.execute("select 1")
+        world.sql(f"alter table app.job {theirs}")
+        world.follow()
+        other.execute(f"alter table app.job {ours}".encode())
+        other.commit()
+    if world.markers():
+        world.follow()
+    assert not notice(world.conn, world.database)
+    assert drift(world.conn, world.database) == []
 
 
 def test_a_session_as_a_replica_is_noticed(world: World) -> None:

@@ -127,3 +127,16 @@ def test_a_setting_of_the_session_that_alters_hides_nothing(rig: ResolverRig, se
     alter(rig, f"set {setting}", "drop table job")
     assert markers(rig) == 1
     settle(rig)
+
+
+def test_a_transaction_that_reads_one_moment_alters_what_it_does_not_see(rig: ResolverRig) -> None:
+    with rig.session() as slow:
+        slow.execute("set transaction isolation level repeatable read")
+        slow.execute("select 1 from anabranch.groups limit 1")
+        alter(rig, "alter table job add column x int")
+        settle(rig)
+        slow.execute("alter table app.job drop column x")
+        slow.commit()
+    settle(rig)
+    assert len(versions(rig)) == 2
+    assert rig.database.tables["job"].column_names == ("id", "title", "n", "colour")

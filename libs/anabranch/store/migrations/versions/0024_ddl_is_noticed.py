@@ -213,8 +213,8 @@ $$;
 
 # Compares a table with what is on record of it: the last marker that waits, else the registration. ``rewritten`` are
 # the tables that the command has written anew, each with pg_event_trigger_table_rewrite_reason(): 2 and 4 may bring
-# other values. A transaction that reads one moment may not see columns that others have added: then the marker says
-# that nothing is known for sure.
+# other values. A transaction that reads one moment may see the table as it was before others altered it, and even
+# before it has done so itself: it always leaves a marker, which says so where that shows.
 NOTICE_TABLE = """
 create function anabranch.notice_table(relation oid, tag text, rewritten text) returns void
 language plpgsql set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
@@ -229,6 +229,7 @@ declare
     reason int := 0;
     gone boolean;
     ambiguous text;
+    of_one_moment boolean := current_setting('transaction_isolation') in ('repeatable read', 'serializable');
 begin
     select c.relname, n.nspname, c.relnatts, c.relkind, c.relispartition, c.relpersistence,
            (select string_to_array(encode(t.tgargs, 'escape'), '\\000') from pg_trigger t
@@ -257,18 +258,18 @@ begin
     end if;
     gone := one.nspname <> anabranch.schema_on_record(one.arguments[1]::int);
     now_has := anabranch.shape_of(relation);
-    if reason = 0 and (case when told is null then
+    if of_one_moment and one.relnatts <> (
+        select count(*) from pg_attribute a where a.attrelid = relation and a.attnum > 0
+    ) then
+        ambiguous := 'others had altered it after the moment that its transaction saw';
+    end if;
+    if reason = 0 and not of_one_moment and (case when told is null then
             not gone and anabranch.is_on_record(registered.shape, registered.sql_name, relation, one.relname, now_has)
         else
             gone = coalesce((told ->> 'dropped')::boolean, false) and told ->> 'sql_name' = one.relname
             and nullif(told -> 'shape', 'null') - 'missing' = now_has - 'missing'
         end) then
         return;
-    end if;
-    if current_setting('transaction_isolation') in ('repeatable read', 'serializable') and one.relnatts <> (
-        select count(*) from pg_attribute a where a.attrelid = relation and a.attnum > 0
-    ) then
-        ambiguous := 'others had altered it after the moment that its transaction saw';
     end if;
     perform anabranch.mark(one.arguments[1]::int, number, tag, jsonb_strip_nulls(jsonb_build_object(
         'sql_name', one.relname, 'relation', relation::int8, 'rewritten', nullif(reason, 0),
@@ -568,8 +569,8 @@ $$;
 
 FUNCTIONS = (
     DEEP, MISSING, SHAPE, SEEN, INSTALL_CAPTURE, SCHEMA_ON_RECORD, MARK, TAKES_NEW_TABLE, NOTICE_NEW_TABLE,
-    IS_ON_RECORD, NOTICE_TABLE, NOTICE_TYPES, IS_TYPE_OF_COLUMNS, NOTICE_SCHEMA, NOTICE_DROPPED, NOTICE_DDL, NOTICE_DROP, NOTICE_REWRITE,
-    INSTALL,
+    IS_ON_RECORD, NOTICE_TABLE, NOTICE_TYPES, IS_TYPE_OF_COLUMNS, NOTICE_SCHEMA, NOTICE_DROPPED, NOTICE_DDL,
+    NOTICE_DROP, NOTICE_REWRITE, INSTALL,
 )  # fmt: skip
 
 # The columns that are registered. Where the table has others by now, which were never synced, their values have to be
