@@ -398,8 +398,10 @@ end
 $$;
 """
 
+# All tables that a command has dropped, in one statement: where it drops thousands of partitions, what is on record is
+# read once.
 NOTICE_DROPPED = """
-create function anabranch.notice_dropped(its_schema text, its_name text, tag text) returns void
+create function anabranch.notice_dropped(tag text) returns void
 language plpgsql set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
 set standard_conforming_strings = on
 as $$
@@ -407,24 +409,32 @@ declare
     one record;
 begin
     for one in
-        select x.database_id, x.table_id, x.created from (
+        with gone as materialized (
+            select distinct o.id as database_id, g.object_name::text as sql_name
+            from pg_event_trigger_dropped_objects() g
+            join (select d.id, anabranch.schema_on_record(d.id) as name from anabranch.databases d offset 0) o
+              on o.name = g.schema_name
+            where g.object_type = 'table' and not g.is_temporary
+        ), last as materialized (
+            select distinct on (c.database_id, c.table_id) c.database_id, c.table_id,
+                   convert_from(c.new, 'UTF8')::jsonb as told
+            from anabranch.captured c
+            where c.type = 4 and c.table_id <> 0 and c.database_id in (select g.database_id from gone g)
+            order by c.database_id, c.table_id, c.id desc
+        ), on_record as (
             select s.database_id, s.id as table_id, coalesce(s.sql_name, s.name) as sql_name, false as created
             from anabranch.synced_tables s
-            where not exists (select from anabranch.captured c
-                              where c.database_id = s.database_id and c.type = 4 and c.table_id = s.id)
+            where not exists (select from last m where m.database_id = s.database_id and m.table_id = s.id)
             union all
             select m.database_id, m.table_id, m.told ->> 'sql_name',
                    coalesce((m.told ->> 'created')::boolean, false)
-            from (select distinct on (c.database_id, c.table_id) c.database_id, c.table_id,
-                         convert_from(c.new, 'UTF8')::jsonb as told
-                  from anabranch.captured c where c.type = 4 and c.table_id <> 0
-                  order by c.database_id, c.table_id, c.id desc) m
-            where not coalesce((m.told ->> 'dropped')::boolean, false)
-        ) x
-        where x.sql_name = its_name and anabranch.schema_on_record(x.database_id) = its_schema
+            from last m where not coalesce((m.told ->> 'dropped')::boolean, false)
+        )
+        select r.* from on_record r join gone g on g.database_id = r.database_id and g.sql_name = r.sql_name
+        order by r.database_id, r.table_id
     loop
         perform anabranch.mark(one.database_id, one.table_id, tag, jsonb_build_object(
-            'sql_name', its_name, 'dropped', true, 'created', one.created, 'shape', null));
+            'sql_name', one.sql_name, 'dropped', true, 'created', one.created, 'shape', null));
     end loop;
 end
 $$;
@@ -487,23 +497,23 @@ NOTICE_DROP = _EVENT.format(
     types boolean := false;
 """,
     body="""
+    perform anabranch.notice_dropped(tg_tag);
     for one in
-        select distinct d.object_type, d.objid, d.schema_name, d.object_name, d.address_names
-        from pg_event_trigger_dropped_objects() d
-        where not d.is_temporary and d.schema_name is distinct from 'anabranch'
-          and d.object_type in ('table', 'table column', 'table constraint', 'default value', 'composite type column')
+        with part as materialized (
+            select distinct d.object_type, d.address_names[1] as its_schema, d.address_names[2] as its_name
+            from pg_event_trigger_dropped_objects() d
+            where not d.is_temporary and d.schema_name is distinct from 'anabranch' and d.object_type in
+                ('table column', 'table constraint', 'default value', 'composite type column')
+        )
+        select c.oid, c.relkind, bool_or(p.object_type ~ 'column') as of_type
+        from part p join pg_namespace n on n.nspname = p.its_schema
+        join pg_class c on c.relnamespace = n.oid and c.relname = p.its_name
+        group by c.oid, c.relkind order by c.oid
     loop
-        if one.object_type = 'table' then
-            perform anabranch.notice_dropped(one.schema_name, one.object_name, tg_tag);
-        else
-            perform anabranch.notice_table(c.oid, tg_tag, '')
-            from pg_class c join pg_namespace n on n.oid = c.relnamespace
-            where n.nspname = one.address_names[1] and c.relname = one.address_names[2] and c.relkind = 'r';
-            types := types or one.object_type = 'composite type column' or one.object_type = 'table column' and exists (
-                select from pg_class c join pg_namespace n on n.oid = c.relnamespace
-                where n.nspname = one.address_names[1] and c.relname = one.address_names[2]
-                  and anabranch.is_type_of_columns(c.oid));
+        if one.relkind = 'r' then
+            perform anabranch.notice_table(one.oid, tg_tag, '');
         end if;
+        types := types or one.of_type and (one.relkind = 'c' or anabranch.is_type_of_columns(one.oid));
     end loop;
     if types then
         perform anabranch.notice_types(tg_tag);
@@ -609,7 +619,7 @@ def downgrade() -> None:
         op.execute(f"drop event trigger if exists anabranch_{name}")
     for name in (
         "install_event_triggers()", "notice_rewrite()", "notice_drop()", "notice_ddl()",
-        "notice_dropped(text, text, text)", "notice_schema(oid, text)", "is_type_of_columns(oid)",
+        "notice_dropped(text)", "notice_schema(oid, text)", "is_type_of_columns(oid)",
         "notice_types(text)",
         "notice_table(oid, text, text)", "is_on_record(jsonb, text, oid, text, jsonb)",
         "notice_new_table(oid, text, text, text)", "takes_new_table(int, text)",
