@@ -116,12 +116,13 @@ def commit_group(
         traces = list(dict.fromkeys(t.traceparent for t in begun.now if t.traceparent)) if tracing() else []
         with span("group", parent=traces[0] if traces else None, links=traces[1:]):
             return _commit(begun, cache)
-    except (AlteredMeanwhileError, BusyTableError):
+    except (AlteredMeanwhileError, BusyTableError) as error:
         conn.rollback()
         cache.begin_anew()
-        # The next group looks for what event triggers may have missed.
-        cache.shape = ""
         cache.given.clear()
+        if isinstance(error, AlteredMeanwhileError) and isinstance(begun, _Begun):
+            # What event triggers have missed is written down for the next group.
+            is_altered(conn, begun.context.synced.database, ())
         return Outcome(True, drained=1)
     except BaseException as error:
         outcome = _failed(conn, cache, database_id, now_ms, begun, error)

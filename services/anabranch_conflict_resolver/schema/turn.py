@@ -53,7 +53,7 @@ def is_altered(conn: Session, database: Database, known: Sequence[int]) -> bool:
     ``known``: the numbers of the markers that it found. Event triggers may have missed it."""
     with conn.transaction():
         found = [marker.id for marker in waiting(conn, database.id)] != list(known)
-        return found or notice(conn, database)
+        return notice(conn, database) or found
 
 
 def commit_change(context: Context, cache: Cache, head: Head, work: SchemaWork) -> Outcome | None:

@@ -140,3 +140,11 @@ def test_a_transaction_that_reads_one_moment_alters_what_it_does_not_see(rig: Re
     settle(rig)
     assert len(versions(rig)) == 2
     assert rig.database.tables["job"].column_names == ("id", "title", "n", "colour")
+
+
+def test_another_change_that_waits_behind_it_does_not_hide_it(rig: ResolverRig) -> None:
+    missed(rig, *CHANGES["added"])
+    alter(rig, "update other set title = 'x'", "alter table other drop column title")
+    settle(rig)
+    assert {table.name for table in change(rig).tables} <= {"job", "other"}
+    assert rig.database.tables["job"].column_names == ("id", "title", "n", "colour", "note")
