@@ -17,6 +17,7 @@ from anabranch.store.catalog.status import COUNTED, DatabaseStatus
 from anabranch.store.catalog.unsynced import COMMANDS, Unsynced
 
 SHOWN_NODES = 20
+SHOWN_TABLES = 10
 RED, YELLOW, BOLD = "red", "yellow", "bold"
 _MOST_COMMAND = 200
 
@@ -74,7 +75,7 @@ def _database(database: DatabaseStatus, now_ms: int, width: int) -> Iterator[Tex
 
 
 def _altered(database: DatabaseStatus, width: int) -> Iterator[Text]:
-    """The changes by DDL that the log lacks yet, and whether it will hear of others late."""
+    """The changes by DDL that the log lacks yet, whether it will hear of others late, and what it may have missed."""
     for one in database.schema.waiting:
         table = f'table "{printable(one.table)}" ' if one.table else ""
         by = f" by {printable(one.role)}" if one.role else ""
@@ -87,6 +88,17 @@ def _altered(database: DatabaseStatus, width: int) -> Iterator[Text]:
             "no event triggers: DDL is noticed late, by looks; `anabranch database migrate` as a superuser makes them"
         )
         yield from paragraph(text, width, 2, style=YELLOW)
+    for table in database.schema.left_out[:SHOWN_TABLES]:
+        text = (
+            f'table "{printable(table)}" is not synced, though the policy new_tables names it: it was there before, or '
+            "nothing told of it"
+        )
+        yield from paragraph(text, width, 2, style=YELLOW)
+        names = [shlex.quote(database.name), shlex.quote(table)]
+        whole, *single = map(printable, [f"anabranch table add {' '.join(names)}", *names])
+        yield from _command(whole, single, width, 4, style=YELLOW)
+    if len(database.schema.left_out) > SHOWN_TABLES:
+        yield from paragraph("there are more such tables: --json names them", width, 2, style=YELLOW)
 
 
 def _schema(database: DatabaseStatus, now_ms: int) -> list[str]:
@@ -112,14 +124,14 @@ def unsynced_lines(database: str, schema: str, one: Unsynced, width: int, indent
         yield from _command(whole, single, width, indent + 2)
 
 
-def _command(command: str, names: list[str], width: int, indent: int) -> list[Text]:
+def _command(command: str, names: list[str], width: int, indent: int, *, style: str = RED) -> list[Text]:
     """A command to be copied: where it is too long for one line, one name a line, in a form that a shell accepts."""
     if indent + cell_len(command) <= width:
-        return [Text(" " * indent + command, style=RED)]
+        return [Text(" " * indent + command, style=style)]
     parts = [command.partition(f" {names[0]} ")[0], *names]
     last = len(parts) - 1
     return [
-        Text(" " * (indent + 2 * (number > 0)) + part + (" \\" if number < last else ""), style=RED)
+        Text(" " * (indent + 2 * (number > 0)) + part + (" \\" if number < last else ""), style=style)
         for number, part in enumerate(parts)
     ]
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 from anabranch.merge import RowState
 from anabranch.store.capture import captured
 from anabranch.store.capture.captured import Captured
+from anabranch.store.catalog.databases import Database
+from anabranch.store.ddl.changes import AlteredMeanwhileError
+from anabranch.store.ddl.notice import notice
 from anabranch.store.group.rows import Row
 from anabranch.store.session.engine import Session
-from anabranch.values import key_text
+from anabranch.values import Table, key_text
 from anabranch_conflict_resolver.batch.decode import RowKey
 from anabranch_conflict_resolver.captured.server_batches import Step
 from anabranch_conflict_resolver.group.table import SyncedTable
@@ -22,11 +26,13 @@ def steps_of(conn: Session, synced: SyncedDatabase, rows: Sequence[Captured]) ->
     of a table that is not synced any more, or can't be read, are left out.
 
     Raises:
+        AlteredMeanwhileError: a table was altered, and nothing had told of it.
         UndecodableError: a table has drifted; it is ``unreadable`` from now on, and the group is to be tried again.
     """
     made: dict[int, list[Step]] = {row.xid: [] for row in rows}
     older = synced.older
-    before, after = captured.images(conn, synced.database, rows, synced.unreadable, older)
+    altered = partial(_look_at, conn, synced.database)
+    before, after = captured.images(conn, synced.database, rows, synced.unreadable, older, altered)
     tables = {table.table.id: table for table in synced.tables.values()}
     for row, old, new in zip(rows, before, after, strict=True):
         table = tables.get(row.table_id)
@@ -43,6 +49,12 @@ def steps_of(conn: Session, synced: SyncedDatabase, rows: Sequence[Captured]) ->
             steps.append(Step(table, at, old, None, (row.old, None), row.depth, rekeyed=True, era=era))
             steps.append(Step(table, new_at, None, new, (None, row.new), row.depth, rekeyed=True, era=era))
     return made
+
+
+def _look_at(conn: Session, database: Database, table: Table) -> None:
+    """Images of other columns than are registered may be older than their table; or event triggers missed a change."""
+    if notice(conn, database, table.id):
+        raise AlteredMeanwhileError(f'table "{table.sql_name}" was altered, and nothing had told of it')
 
 
 def _at(table: SyncedTable, row: Row | None) -> RowKey | None:

@@ -116,10 +116,13 @@ def commit_group(
         traces = list(dict.fromkeys(t.traceparent for t in begun.now if t.traceparent)) if tracing() else []
         with span("group", parent=traces[0] if traces else None, links=traces[1:]):
             return _commit(begun, cache)
-    except (AlteredMeanwhileError, BusyTableError):
+    except (AlteredMeanwhileError, BusyTableError) as error:
         conn.rollback()
         cache.begin_anew()
         cache.given.clear()
+        if isinstance(error, AlteredMeanwhileError) and isinstance(begun, _Begun):
+            # What event triggers have missed is written down for the next group.
+            is_altered(conn, begun.context.synced.database, ())
         return Outcome(True, drained=1)
     except BaseException as error:
         outcome = _failed(conn, cache, database_id, now_ms, begun, error)
@@ -146,7 +149,7 @@ def _failed(
         put_down(conn, database_id)
     if isinstance(begun, _Begun) and isinstance(error, (UndecodableError, DatabaseError)):
         known = begun.work.numbers if begun.work is not None else cache.markers
-        if is_altered(conn, cache, begun.context.synced.database, known):
+        if is_altered(conn, begun.context.synced.database, known):
             # A refusal of a statement that names the tables as they were is nobody's fault.
             return begun.rolled_back(drained=1)
         if isinstance(error, UndecodableError):

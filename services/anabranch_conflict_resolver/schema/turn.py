@@ -48,12 +48,12 @@ def first_in_line(conn: Session, cache: Cache, database: Database, position: int
     return None
 
 
-def is_altered(conn: Session, cache: Cache, database: Database, known: Sequence[int]) -> bool:
+def is_altered(conn: Session, database: Database, known: Sequence[int]) -> bool:
     """Whether tables were altered since a group began, which is rolled back: it took them for others than they are.
-    ``known``: the numbers of the markers that it found."""
+    ``known``: the numbers of the markers that it found. Event triggers may have missed it."""
     with conn.transaction():
         found = [marker.id for marker in waiting(conn, database.id)] != list(known)
-        return found or (not cache.watched and notice(conn, database))
+        return notice(conn, database) or found
 
 
 def commit_change(context: Context, cache: Cache, head: Head, work: SchemaWork) -> Outcome | None:

@@ -236,3 +236,42 @@ def test_changes_of_the_schema_that_wait_and_what_notices_them_are_told(conn: Se
     schema = json.loads(command("status", "--json", "--postgres-url", migrated_url).stdout)["databases"][0]["schema"]
     assert (schema["version"], schema["changed_ms"], schema["event_triggers"]) == (1, 0, True)
     assert [one["table"] for one in schema["waiting"]] == ["job", "task"]
+
+
+NEW_TABLES = '{"new_tables": "new*"}'
+
+
+def test_new_tables_whose_making_was_missed_are_told_with_the_command_that_helps(
+    conn: Session, migrated_url: str
+) -> None:
+    conn.execute("create table app.job (id text primary key)")
+    create_database(conn, "shop", "app", {"new_tables": "new*"})
+    add_table(conn, "shop", "job")
+    conn.execute("alter event trigger anabranch_ddl disable")
+    for name in ("new one", "newer", "other"):
+        conn.execute(f'create table app."{name}" (id text primary key)'.encode())
+    conn.execute("create table app.new_without_key (id text); create table public.new_elsewhere (id text primary key)")
+    conn.execute("create unlogged table app.new_unlogged (id text primary key)")
+    add_table(conn, "shop", "newer")
+    told = command("status", "--postgres-url", migrated_url)
+    fits(told.stdout)
+    words = " ".join(told.stdout.split())
+    assert 'table "new one" is not synced, though the policy new_tables names it' in words
+    assert "anabranch table add shop 'new one'" in words
+    assert words.count("new_tables") == 1
+    conn.execute("alter event trigger anabranch_ddl enable always; create table app.newest (id text primary key)")
+    schema = json.loads(command("status", "--json", "--postgres-url", migrated_url).stdout)["databases"][0]["schema"]
+    assert schema["left_out"] == ["new one"]
+    assert [one["table"] for one in schema["waiting"]] == ["newest"]
+
+
+def test_a_policy_of_new_tables_says_where_nothing_tells_of_them(conn: Session, migrated_url: str) -> None:
+    warning = "warning: new_tables takes effect by event triggers, which are not there"
+    at = ("--postgres-url", migrated_url)
+    conn.execute("create schema ledger")
+    create_database(conn, "shop", "app")
+    assert warning not in command("database", "policy", "shop", "--set", NEW_TABLES, *at).stderr
+    conn.execute("alter event trigger anabranch_ddl disable")
+    assert warning in command("database", "policy", "shop", "--set", NEW_TABLES, *at).stderr
+    assert warning not in command("database", "policy", "shop", "--set", '{"new_tables": null}', *at).stderr
+    assert warning in command("database", "create", "l", "--schema", "ledger", "--policy", NEW_TABLES, *at).stderr

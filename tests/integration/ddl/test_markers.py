@@ -5,6 +5,7 @@ from __future__ import annotations
 import psycopg
 import pytest
 
+from anabranch.store.catalog.drift import drift
 from anabranch.store.ddl.markers import ANY_WAITING, is_any_waiting
 from anabranch.store.ddl.notice import notice
 from anabranch.store.session.engine import connect
@@ -98,6 +99,34 @@ def test_a_type_that_is_altered_in_itself_leaves_a_marker_for_each_table_that_ha
         assert sorted(marker.sql_name for marker in world.markers()) == tables, statement
         world.follow()
         assert world.markers() == [], statement
+
+
+def test_rows_of_tables_and_views_are_types(world: World) -> None:
+    world.sql("create table app.city (name text); create view app.town as select name from app.city")
+    world.sql("create type app.mood as enum ('good'); create type app.day as (mood app.mood, name text)")
+    world.sql("create domain app.cities as app.city[]; create type app.road as (a app.city)")
+    world.sql("create table app.a (id text primary key, c app.city, t app.town)")
+    world.sql("create table app.b (id text primary key, c app.cities, r app.road, j app.job, d app.day)")
+    world.add("a", "b")
+    for statement, tables in (
+        ("alter table app.city add column size int", ["a", "b"]),
+        ("alter table app.city rename column size to population", ["a", "b"]),
+        ("alter table app.city drop column population", ["a", "b"]),
+        ("alter table app.city rename to place", ["a", "b"]),
+        ("create or replace view app.town as select name, 1 as one from app.place", ["a"]),
+        ("alter view app.town rename column one to two", ["a"]),
+        ("alter table app.town rename column two to three", ["a"]),
+        ("alter table app.job add column x int", ["b", "job"]),
+        ("drop type app.mood cascade", ["b"]),
+        ("alter table app.place set schema public", ["a", "b"]),
+    ):
+        world.sql(statement)
+        assert sorted(marker.sql_name for marker in world.markers()) == tables, statement
+        world.follow()
+        assert world.markers() == [], statement
+    world.sql("create function app.shout(app.job) returns text language sql as 'select upper($1.title)'")
+    world.sql("create table app.u (id int); alter table app.u add column x int")
+    assert world.markers() == []
 
 
 def test_a_default_that_goes_with_its_sequence_leaves_a_marker(world: World) -> None:
@@ -210,6 +239,35 @@ def test_a_transaction_that_does_not_see_what_others_altered_says_so(world: Worl
     assert world.followed().pulled == second.ambiguous
     assert not notice(world.conn, world.database)
     assert world.table("job").column_names == ("id", "title", "done", "x", "y")
+
+
+@pytest.mark.parametrize("level", ["repeatable read", "serializable"])
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        # As its moment has it, all is as it was: a column that it never saw is gone.
+        ("add column x int", "drop column x"),
+        ("add column x int", "set (fillfactor = 70)"),
+        ("drop column title", "add column title text"),
+        ("rename column title to subject", "rename column subject to title"),
+        ("alter column title set not null", "alter column title drop not null"),
+        ("alter column title type varchar(9)", "alter column title type text"),
+    ],
+)
+def test_what_looks_unchanged_to_such_a_transaction_is_no_less_altered(
+    world: World, level: str, theirs: str, ours: str
+) -> None:
+    with connect(world.url, application_name="other") as other:
+        other.execute(f"set transaction isolation level {level}".encode())
+        other.execute("select 1")
+        world.sql(f"alter table app.job {theirs}")
+        world.follow()
+        other.execute(f"alter table app.job {ours}".encode())
+        other.commit()
+    if world.markers():
+        world.follow()
+    assert not notice(world.conn, world.database)
+    assert drift(world.conn, world.database) == []
 
 
 def test_a_session_as_a_replica_is_noticed(world: World) -> None:

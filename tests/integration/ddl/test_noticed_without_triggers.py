@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from anabranch.store.catalog.drift import drift
+from anabranch.store.catalog.drift import drift, fingerprint
 from anabranch.store.ddl.images import image_shapes
 from anabranch.store.ddl.install import install, installed
 from anabranch.store.ddl.notice import notice
@@ -79,13 +79,27 @@ def test_what_was_altered_is_noticed_once(world: World, statement: str) -> None:
         assert drift(world.conn, after) == []
 
 
-def test_what_was_altered_in_a_type_is_noticed(world: World) -> None:
-    world.sql("create table app.task (id text primary key, s app.state)")
+@pytest.mark.parametrize(
+    ("statement", "rewritten"),
+    [
+        ("alter type app.state rename value 'in_prgs' to 'in_progress'", {"s"}),
+        ("alter type app.state rename to status", set()),
+        ("alter type app.state set schema public", set()),
+        ("alter table app.city add column y int", {"c", "cs"}),
+        ("alter table app.city rename to town", set()),
+    ],
+)
+def test_what_was_altered_in_a_type_is_noticed(world: World, statement: str, rewritten: set[str]) -> None:
+    world.sql("create table app.city (x int)")
+    world.sql("create table app.task (id text primary key, s app.state, c app.city, cs app.city[])")
     world.add("task")
     forget(world)
-    world.sql("alter type app.state rename value 'in_prgs' to 'in_progress'")
+    before = fingerprint(world.conn, world.database.name)
+    world.sql(statement)
+    assert fingerprint(world.conn, world.database.name) != before, "services look again"
     assert look(world)
-    assert world.followed().rewritten == {"s"}
+    assert world.followed().rewritten == rewritten
+    assert not look(world)
 
 
 def test_what_event_triggers_missed_is_noticed(world: World) -> None:

@@ -87,3 +87,34 @@ def test_what_stands_at_no_sure_place_has_its_table_pulled_and_no_other(rig: Res
     settle(rig)
     assert set(change(rig).pulled) <= {"job"}
     assert rig.rows("job", "subject", "title") == [("T", "C"), ("T", "C")]
+
+
+@pytest.mark.parametrize(
+    ("statements", "added"),
+    [
+        (
+            [
+                "alter table job add column q int not null default 5",
+                "alter table job alter column q drop default",
+                "alter table job alter column n type bigint",
+            ],
+            5,
+        ),
+        (
+            ["alter table job add column q int default 5", "alter table job alter q drop default, alter n type bigint"],
+            5,
+        ),
+        (["alter table job add column q int", "alter table job alter column q type int using n * 10"], None),
+        (["alter table job add column q int"], None),
+    ],
+)
+def test_values_of_a_column_whose_default_nobody_saw_are_told(
+    rig: ResolverRig, statements: list[str], added: int | None
+) -> None:
+    head = rig.head
+    alter(rig, *statements)
+    settle(rig)
+    found = rig.rows("job", "q")
+    told_of = [(key, cells.get("q")) for key, cells in values_told(rig, head) if cells.get("q") is not None]
+    assert told_of == [(key, q) for key, (q,) in zip(("1", "2"), found, strict=True) if q is not None]
+    assert added is None or found == [(added,), (added,)]

@@ -38,6 +38,7 @@ def create(
     given = read_policy(policy)
     with catalog_session(postgres_url, data_dir, "database") as conn:
         made = create_database(conn, name, schema, given)
+        policies.warn_of_new_tables(conn, made)
     say(f'database "{made.name}" is schema "{made.schema_name}"; no table is synced yet')
 
 

@@ -6,13 +6,15 @@ from collections.abc import Mapping
 from importlib.metadata import entry_points
 from typing import Annotated, Any
 
+import psycopg
 import typer
 
 from anabranch.cli.catalog.session import catalog_session, read_policy, refuse
 from anabranch.cli.installation import DataDir, PostgresUrl
-from anabranch.cli.printable import say_json
-from anabranch.store.catalog.databases import load_database
+from anabranch.cli.printable import say, say_json
+from anabranch.store.catalog.databases import Database, load_database
 from anabranch.store.catalog.set_policy import set_database_policy, set_table_policy
+from anabranch.store.ddl.install import installed
 
 FUNCTION_GROUP = "anabranch.merge_functions"
 Changes = Annotated[
@@ -35,6 +37,7 @@ def database(
     given = read_policy(changes)
     with catalog_session(postgres_url, data_dir, "policy") as conn:
         found = set_database_policy(conn, name, given) if given else load_database(conn, name)
+        warn_of_new_tables(conn, found)
     _print(found.policy.model_dump(mode="json"))
 
 
@@ -47,13 +50,24 @@ def table(
 ) -> None:
     """Show what a table lays over its database's policy as JSON, after changing it where --set is given."""
     given = read_policy(changes)
-    installed = {point.name for point in entry_points(group=FUNCTION_GROUP)}
+    functions = {point.name for point in entry_points(group=FUNCTION_GROUP)}
     with catalog_session(postgres_url, data_dir, "policy") as conn:
-        found = set_table_policy(conn, database, name, given, installed) if given else load_database(conn, database)
+        found = set_table_policy(conn, database, name, given, functions) if given else load_database(conn, database)
     synced = found.find(name)
     if synced is None:
         raise refuse("NOT_SYNCED", f'"{name}" is no synced table of "{database}"')
     _print(found.table_policies[synced.name].in_sql(synced).given())
+
+
+def warn_of_new_tables(conn: psycopg.Connection[Any], database: Database) -> None:
+    """Say where a database is to have new tables synced by themselves, and nothing tells of them. Raises
+    psycopg.Error."""
+    if database.policy.new_tables != "none" and not installed(conn):
+        text = (
+            "warning: new_tables takes effect by event triggers, which are not there: `anabranch database migrate` as "
+            "a superuser makes them; else add each new table with `anabranch table add`"
+        )
+        say(text, err=True)
 
 
 def _print(policy: Mapping[str, Any]) -> None:

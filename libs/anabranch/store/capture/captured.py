@@ -7,7 +7,8 @@ and deletes those that it has drained. ``store.capture.triggers`` describes how 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from anabranch.merge import MutationType
@@ -303,10 +304,11 @@ def images(
     changes: Sequence[Captured],
     unreadable: Collection[str] = (),
     older: OlderImages | None = None,
+    altered: Callable[[Table], None] | None = None,
 ) -> tuple[list[Row | None], list[Row | None]]:
     """The rows before and after each change, as cells in the order of their tables' columns; None where there is none,
     and for changes of tables that are not synced any more or ``unreadable``. ``older`` reads those that are older than
-    their tables are.
+    their tables are; ``altered`` is called with a table where it or its images have other columns than are registered.
 
     Raises:
         UndecodableError: a table is no longer what it was when it was registered; the transaction may have failed.
@@ -330,7 +332,7 @@ def images(
         table = database.tables_by_id.get(number)
         if table is None or table.name in unreadable:
             continue
-        rows = _decoded(conn, database, table, shape, [raw for _, _, raw in of_table], older)
+        rows = _decoded(conn, database, table, shape, [raw for _, _, raw in of_table], older, altered)
         for (into, place, _), row in zip(of_table, rows, strict=True):
             into[place] = row
     return before, after
@@ -343,15 +345,17 @@ def _decoded(
     shape: Shape | None,
     raws: Sequence[bytes],
     older: OlderImages | None,
+    altered: Callable[[Table], None] | None,
 ) -> list[Row]:
     """The rows of images of one table, which had ``shape``, None where that is its present one."""
     if older is not None and shape is not None:
         return decode_older(conn, table, shape, raws, older)
+    look = None if altered is None else partial(altered, table)
     if older is None or not older.labels_of(table.id):
-        return decode(conn, database.schema_name, table, raws)
+        return decode(conn, database.schema_name, table, raws, altered=look)
     try:
         with conn.transaction():
-            return decode(conn, database.schema_name, table, raws)
+            return decode(conn, database.schema_name, table, raws, altered=look)
     except UndecodableError:
         # One may have a label that has another name since.
         return decode_older(conn, table, older.shapes.current[table.id], raws, older)

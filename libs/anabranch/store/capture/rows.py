@@ -22,7 +22,7 @@ without the table.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -57,6 +57,10 @@ select c.reltype::int8,
         and current_setting('transaction_read_only') = 'off'
         and has_database_privilege(current_database(), 'TEMP')),
        array(select anabranch.has_binary(a.atttypid) from pg_attribute a
+             where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped order by a.attnum),
+       array(select format_type(a.atttypid, a.atttypmod) from pg_attribute a
+             where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped order by a.attnum),
+       array(select a.attnum::int4 from pg_attribute a
              where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped order by a.attnum)
 from pg_class c join pg_namespace n on n.oid = c.relnamespace
 where n.nspname = %s and c.relname = %s and c.relkind in ('r', 'p')
@@ -92,20 +96,37 @@ class UndecodableError(ServerError, ValueError):
 class _ImageShape(NamedTuple):
     """A table as it is now: its row type's oid, its columns' names and type oids in order. ``locked``: another session
     holds an exclusive lock on it, or waits for one, and this session may make a type. ``binary``: of each column,
-    whether its type has a binary form; the oids are those in images, that of text where it has none."""
+    whether its type has a binary form; the oids are those in images, that of text where it has none. ``types``: as
+    ``format_type`` prints them; ``numbers``: Postgres's own."""
 
     row_type: int
     names: list[str]
     oids: list[int]
     locked: bool
     binary: list[bool]
+    types: list[str]
+    numbers: list[int]
+
+    def is_registered(self, table: Table) -> bool:
+        """Whether these are the columns that the table was registered with, as far as images show them."""
+        return self.types == [column.postgres_type for column in table.columns] and all(
+            column.number in (0, number) for column, number in zip(table.columns, self.numbers, strict=True)
+        )
 
 
-def decode(conn: Connection, schema_name: str, table: Table, images: Sequence[bytes]) -> list[Row]:
+def decode(
+    conn: Connection,
+    schema_name: str,
+    table: Table,
+    images: Sequence[bytes],
+    *,
+    altered: Callable[[], None] | None = None,
+) -> list[Row]:
     """The rows of ``images`` (``captured.old`` or ``captured.new``, none of them NULL), in their order.
 
     A statement for each ``_MOST_ROWS`` images or ``_MOST_BYTES``. Must be called inside a transaction; one that holds
-    locks on rows of the table can't see it change meanwhile.
+    locks on rows of the table can't see it change meanwhile. ``altered`` is called first where the table or an image
+    has other columns than are registered: what it raises is raised.
 
     Raises:
         UndecodableError: the table is no longer what it was when it was registered. With an ``sqlstate`` the
@@ -114,6 +135,8 @@ def decode(conn: Connection, schema_name: str, table: Table, images: Sequence[by
     if not images:
         return []
     shape = _shape(conn, schema_name, table)
+    if altered is not None and not (shape.is_registered(table) and _is_current(shape, images)):
+        altered()
     large = {place: image for place, image in enumerate(images) if isinstance(image, LargeImage)}
     if large:
         slim = [image.without() if isinstance(image, LargeImage) else image for image in images]

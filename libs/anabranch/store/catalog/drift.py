@@ -69,7 +69,9 @@ FINGERPRINT = """
 select coalesce(pg_catalog.md5(pg_catalog.string_agg(pg_catalog.concat_ws(' ', s.name, c.oid,
     c.relrowsecurity, c.relforcerowsecurity,
     (select pg_catalog.string_agg(pg_catalog.concat_ws(' ', a.attnum, a.attname, a.atttypid, a.atttypmod,
-                                                       a.attnotnull, a.attgenerated), ',' order by a.attnum)
+                                                       a.attnotnull, a.attgenerated, a.attidentity,
+        case when a.atttypid >= 16384 then pg_catalog.format_type(a.atttypid, a.atttypmod) end,
+        case when a.atttypid >= 16384 then anabranch.deep_of(a.atttypid) end), ',' order by a.attnum)
      from pg_catalog.pg_attribute a where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped),
     (select pg_catalog.string_agg(pg_catalog.concat_ws(' ', t.tgname, t.tgenabled), ',' order by t.tgname)
      from pg_catalog.pg_trigger t where t.tgrelid = c.oid and not t.tgisinternal),

@@ -1,33 +1,24 @@
 """Follow a table's columns from marker to marker: which one became which, and whose values may be others by now.
 
 DDL changes values without any trigger for rows. The markers tell of each step that Postgres wrote the table anew, and
-its command's text then tells of USING, which may change any column that the text names. A type that was altered in
-itself changes the texts of its values in every row.
+its command's text then tells of USING (``using``). A type that was altered in itself changes the texts of its values in
+every row.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any
 
 from anabranch.store.ddl.markers import Marker
 from anabranch.store.ddl.shapes import Shape, ShapeColumn
+from anabranch.store.ddl.using import may_change
 
 _INTEGERS = frozenset({21, 23, 20})
 _TEXTS = frozenset({25, 1043})
 _REAL, _DOUBLE = 700, 701
 _COLUMNS_REWRITTEN = 4
-_CUT = 4_000
-"""The longest text of a command in a marker: one of that length is not whole."""
-_TOKEN = re.compile(
-    r"""--[^\n]* | /\*.*?\*/ | '(?:[^']|'')*' | (?P<quoted>"(?:[^"]|"")*") | (?P<word>[^\W\d][\w$]*) | (?P<other>\S)""",
-    re.VERBOSE | re.DOTALL,
-)
-_HIDES_NAMES = frozenset({"execute", "format"})
-"""Words of texts that may put commands together as they run."""
 
 
 @dataclass(slots=True)
@@ -72,12 +63,14 @@ def follow(registered: Shape, relation: int, markers: Sequence[Marker]) -> Follo
 
 def _step(at: Followed, marker: Marker, shape: Shape, *, behind: bool) -> None:
     same_table = at.relation == marker.relation
-    named = _using(marker, shape) if marker.rewritten & _COLUMNS_REWRITTEN else frozenset()
+    named: Collection[str] = ()
+    if marker.rewritten & _COLUMNS_REWRITTEN:
+        named = may_change(marker.command, marker.sql_name, shape.by_name)
     columns: dict[int, FollowedColumn] = {}
     for c in shape.columns:
         was = at.shape.by_number.get(c.number) if same_table else at.shape.by_name.get(c.name)
         if was is None:
-            columns[c.number] = _new(c, behind=behind)
+            columns[c.number] = _new(c, behind=behind, seen=not marker.placed)
             continue
         one = at.columns[was.number]
         altered = c.name in named or _is_altered(was, c, rewritten=bool(marker.rewritten))
@@ -89,10 +82,12 @@ def _step(at: Followed, marker: Marker, shape: Shape, *, behind: bool) -> None:
     at.shape, at.relation, at.columns = shape, marker.relation, columns
 
 
-def _new(c: ShapeColumn, *, behind: bool) -> FollowedColumn:
+def _new(c: ShapeColumn, *, behind: bool, seen: bool) -> FollowedColumn:
+    """A column that a step brought. ``seen``: with the command that made it. Else a default may be gone that rows have
+    got, written into them since."""
     if c.missing is not None and not behind:
         return FollowedColumn(None, initial=c.missing)
-    fixed = not (c.default or c.generated or c.identity or _has_default(c.deep) or behind)
+    fixed = seen and not (c.default or c.generated or c.identity or _has_default(c.deep) or behind)
     return FollowedColumn(None, computed=not fixed)
 
 
@@ -120,49 +115,6 @@ def _is_altered(was: ShapeColumn, now: ShapeColumn, *, rewritten: bool) -> bool:
         return False
     longer = now.modifier == -1 or 0 <= was.modifier <= now.modifier
     return not (both <= _TEXTS and longer)
-
-
-def _using(marker: Marker, shape: Shape) -> frozenset[str]:
-    """The names of the columns to which the command may have given other values by USING: those that its text retypes,
-    and all where the text does not show for sure which these are."""
-    every = frozenset(column.name for column in shape.columns)
-    if not 0 < len(marker.command) < _CUT:
-        return every
-    words = list(_words(marker.command))
-    plain = {word for word, quoted in words if not quoted}
-    if not {"alter", "table", "type"} <= plain or plain & _HIDES_NAMES or _escapes(words):
-        return every
-    retyped = {name for name in _retyped(words) if name in every}
-    if "using" not in plain:
-        return frozenset()
-    return frozenset(retyped) or every
-
-
-def _words(text: str) -> Iterator[tuple[str, bool]]:
-    """The words of SQL as Postgres takes them, and whether each was quoted; without comments and literals."""
-    for found in _TOKEN.finditer(text):
-        if found["quoted"]:
-            yield found["quoted"][1:-1].replace('""', '"'), True
-        elif found["word"]:
-            yield found["word"].lower(), False
-        elif found["other"]:
-            yield found["other"], False
-
-
-def _escapes(words: Sequence[tuple[str, bool]]) -> bool:
-    """Whether a name may be written by U&."""
-    return any(one == ("u", False) and then == ("&", False) for one, then in pairwise(words))
-
-
-def _retyped(words: Sequence[tuple[str, bool]]) -> Iterator[str]:
-    """The names between ALTER COLUMN and TYPE."""
-    for place, word in enumerate(words):
-        if word != ("alter", False):
-            continue
-        at = place + 1 + (words[place + 1 : place + 2] == [("column", False)])
-        then = [w for w, quoted in words[at + 1 : at + 4] if not quoted]
-        if then[:1] == ["type"] or then == ["set", "data", "type"]:
-            yield words[at][0]
 
 
 def texts_differ(was: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> bool:

@@ -37,7 +37,7 @@ with last as (
            case when m.told is null then s.shape else nullif(m.told -> 'shape', 'null') end as shape,
            coalesce((m.told ->> 'dropped')::boolean, false) as dropped, coalesce(m.id, 0) as marker
     from anabranch.synced_tables s left join last m on m.table_id = s.id
-    where s.database_id = %(database)s
+    where s.database_id = %(database)s and coalesce(s.id = %(number)s, true)
 ), of_schema as (
     select coalesce((select told ->> 'schema_name' from last where table_id = 0), d.schema_name) as name
     from anabranch.databases d where d.id = %(database)s
@@ -89,15 +89,18 @@ _REWRITTEN = 2
 """As of a column's default or expression: no column has other values that its type or expression does not tell."""
 
 
-def notice(conn: Connection, database: Database) -> bool:
+def notice(conn: Connection, database: Database, number: int | None = None) -> bool:
     """Compare the tables of a database with their shapes on record (the last marker's that waits, else that of the
     registration), and write a marker for each that differs. Whether there was one. Cheap enough for each group
-    where nothing differs. Where event triggers are installed it finds only what these missed.
+    where nothing differs. Where event triggers are installed it finds only what these missed. ``number``: of one table
+    alone.
 
     Raises:
         psycopg.Error: Postgres refused it.
     """
-    rows = [_Different(*row) for row in conn.execute(_DIFFERENT, {"database": database.id}).fetchall()]
+    rows = [
+        _Different(*row) for row in conn.execute(_DIFFERENT, {"database": database.id, "number": number}).fetchall()
+    ]
     moved = {row.now_in for row in rows if row.oid and not row.schema_there}
     if len(moved) == 1:
         # The schema itself has another name.

@@ -34,6 +34,7 @@ INDEX = "create index captured_markers on anabranch.captured (database_id, id) w
 DEEP = """
 create function anabranch.deep_of(type oid) returns jsonb
 language plpgsql stable set search_path = pg_catalog, pg_temp
+set standard_conforming_strings = on
 as $$
 declare
     one record;
@@ -75,6 +76,7 @@ $$;
 MISSING = """
 create function anabranch.missing_of(relation oid) returns jsonb
 language plpgsql stable set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
+set standard_conforming_strings = on
 set datestyle = 'ISO, YMD' set intervalstyle = 'postgres' set timezone = 'UTC' set bytea_output = 'hex'
 set extra_float_digits = 1 set lc_monetary = 'C'
 as $$
@@ -88,6 +90,7 @@ $$;
 SHAPE = """
 create function anabranch.shape_of(relation oid) returns jsonb
 language plpgsql stable set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
+set standard_conforming_strings = on
 set quote_all_identifiers = off
 as $$
 begin
@@ -119,10 +122,13 @@ $$;
 SEEN = """
 create function anabranch.seen_of(relation oid) returns text
 language plpgsql stable set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
+set standard_conforming_strings = on
+set quote_all_identifiers = off
 as $$
 begin
     return (
         select md5(concat_ws(' ', relation, string_agg(concat_ws(' ', a.attnum, a.xmin,
+                   case when a.atttypid >= 16384 then format_type(a.atttypid, a.atttypmod) end,
                    case when a.atttypid >= 16384 then anabranch.deep_of(a.atttypid) end), ',' order by a.attnum),
                (select string_agg(d.oid::text, ',' order by d.oid) from pg_attrdef d where d.adrelid = relation),
                (select i.indkey::text from pg_index i where i.indrelid = relation and i.indisprimary)))
@@ -135,6 +141,7 @@ $$;
 INSTALL_CAPTURE = """
 create function anabranch.install_capture(relation oid, database_id int, table_id int) returns void
 language plpgsql set search_path = pg_catalog, pg_temp
+set standard_conforming_strings = on
 as $$
 declare
     resolver constant text := $when$for each row when (pg_catalog.pg_trigger_depth() > 0 and
@@ -167,6 +174,7 @@ $$;
 SCHEMA_ON_RECORD = """
 create function anabranch.schema_on_record(database_id int) returns text
 language plpgsql stable set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
+set standard_conforming_strings = on
 as $$
 begin
     return coalesce(
@@ -180,6 +188,7 @@ $$;
 MARK = """
 create function anabranch.mark(database_id int, table_id int, tag text, told jsonb) returns void
 language plpgsql set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
+set standard_conforming_strings = on
 as $$
 begin
     insert into anabranch.captured (database_id, table_id, xid, type, depth, new, role, application)
@@ -204,11 +213,12 @@ $$;
 
 # Compares a table with what is on record of it: the last marker that waits, else the registration. ``rewritten`` are
 # the tables that the command has written anew, each with pg_event_trigger_table_rewrite_reason(): 2 and 4 may bring
-# other values. A transaction that reads one moment may not see columns that others have added: then the marker says
-# that nothing is known for sure.
+# other values. A transaction that reads one moment may see the table as it was before others altered it, and even
+# before it has done so itself: it always leaves a marker, which says so where that shows.
 NOTICE_TABLE = """
 create function anabranch.notice_table(relation oid, tag text, rewritten text) returns void
 language plpgsql set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
+set standard_conforming_strings = on
 as $$
 declare
     one record;
@@ -219,6 +229,7 @@ declare
     reason int := 0;
     gone boolean;
     ambiguous text;
+    of_one_moment boolean := current_setting('transaction_isolation') in ('repeatable read', 'serializable');
 begin
     select c.relname, n.nspname, c.relnatts, c.relkind, c.relispartition, c.relpersistence,
            (select string_to_array(encode(t.tgargs, 'escape'), '\\000') from pg_trigger t
@@ -247,18 +258,18 @@ begin
     end if;
     gone := one.nspname <> anabranch.schema_on_record(one.arguments[1]::int);
     now_has := anabranch.shape_of(relation);
-    if reason = 0 and (case when told is null then
+    if of_one_moment and one.relnatts <> (
+        select count(*) from pg_attribute a where a.attrelid = relation and a.attnum > 0
+    ) then
+        ambiguous := 'others had altered it after the moment that its transaction saw';
+    end if;
+    if reason = 0 and not of_one_moment and (case when told is null then
             not gone and anabranch.is_on_record(registered.shape, registered.sql_name, relation, one.relname, now_has)
         else
             gone = coalesce((told ->> 'dropped')::boolean, false) and told ->> 'sql_name' = one.relname
             and nullif(told -> 'shape', 'null') - 'missing' = now_has - 'missing'
         end) then
         return;
-    end if;
-    if current_setting('transaction_isolation') in ('repeatable read', 'serializable') and one.relnatts <> (
-        select count(*) from pg_attribute a where a.attrelid = relation and a.attnum > 0
-    ) then
-        ambiguous := 'others had altered it after the moment that its transaction saw';
     end if;
     perform anabranch.mark(one.arguments[1]::int, number, tag, jsonb_strip_nulls(jsonb_build_object(
         'sql_name', one.relname, 'relation', relation::int8, 'rewritten', nullif(reason, 0),
@@ -272,6 +283,7 @@ $$;
 TAKES_NEW_TABLE = """
 create function anabranch.takes_new_table(database_id int, name text) returns boolean
 language plpgsql stable set search_path = pg_catalog, pg_temp
+set standard_conforming_strings = on
 as $$
 declare
     pattern text := (select d.policy ->> 'new_tables' from anabranch.databases d where d.id = $1);
@@ -288,6 +300,7 @@ $$;
 NOTICE_NEW_TABLE = """
 create function anabranch.notice_new_table(relation oid, its_schema text, its_name text, tag text) returns void
 language plpgsql set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
+set standard_conforming_strings = on
 as $$
 declare
     database int;
@@ -321,10 +334,11 @@ end
 $$;
 """
 
-# Tables that have columns of types that can change while these keep their numbers.
+# Tables that have columns of types that can change while these keep their numbers, and tables of a type.
 NOTICE_TYPES = """
 create function anabranch.notice_types(tag text) returns void
 language plpgsql set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
+set standard_conforming_strings = on
 as $$
 declare
     relation oid;
@@ -332,8 +346,9 @@ begin
     for relation in
         select t.tgrelid from pg_trigger t
         where t.tgfoid = 'anabranch.capture_truncate()'::regprocedure and t.tgname = '~anabranch_truncate'
-          and exists (select from pg_attribute a where a.attrelid = t.tgrelid and a.attnum > 0
-                      and not a.attisdropped and a.atttypid >= 16384)
+          and ((select c.reloftype from pg_class c where c.oid = t.tgrelid) <> 0
+               or exists (select from pg_attribute a where a.attrelid = t.tgrelid and a.attnum > 0
+                          and not a.attisdropped and a.atttypid >= 16384))
         order by t.tgrelid
     loop
         perform anabranch.notice_table(relation, tag, '');
@@ -342,10 +357,27 @@ end
 $$;
 """
 
+# Whether the row type of a table or a view, or an array of it, is that of some column, or of a domain over it.
+IS_TYPE_OF_COLUMNS = """
+create function anabranch.is_type_of_columns(relation oid) returns boolean
+language plpgsql stable set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
+set standard_conforming_strings = on
+as $$
+begin
+    return exists (
+        select from pg_class c join pg_type t on t.oid = c.reltype
+        join pg_depend d on d.refclassid = 'pg_type'::regclass and d.refobjid = any(array[t.oid, t.typarray])
+        where c.oid = relation and (d.classid = 'pg_class'::regclass
+                                    or d.classid = 'pg_type'::regclass and d.objid <> t.typarray));
+end
+$$;
+"""
+
 # The schema of a database has another name: its tables are where they were.
 NOTICE_SCHEMA = """
 create function anabranch.notice_schema(schema oid, tag text) returns void
 language plpgsql set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
+set standard_conforming_strings = on
 as $$
 declare
     one record;
@@ -366,32 +398,43 @@ end
 $$;
 """
 
+# All tables that a command has dropped, in one statement: where it drops thousands of partitions, what is on record is
+# read once.
 NOTICE_DROPPED = """
-create function anabranch.notice_dropped(its_schema text, its_name text, tag text) returns void
+create function anabranch.notice_dropped(tag text) returns void
 language plpgsql set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
+set standard_conforming_strings = on
 as $$
 declare
     one record;
 begin
     for one in
-        select x.database_id, x.table_id, x.created from (
+        with gone as materialized (
+            select distinct o.id as database_id, g.object_name::text as sql_name
+            from pg_event_trigger_dropped_objects() g
+            join (select d.id, anabranch.schema_on_record(d.id) as name from anabranch.databases d offset 0) o
+              on o.name = g.schema_name
+            where g.object_type = 'table' and not g.is_temporary
+        ), last as materialized (
+            select distinct on (c.database_id, c.table_id) c.database_id, c.table_id,
+                   convert_from(c.new, 'UTF8')::jsonb as told
+            from anabranch.captured c
+            where c.type = 4 and c.table_id <> 0 and c.database_id in (select g.database_id from gone g)
+            order by c.database_id, c.table_id, c.id desc
+        ), on_record as (
             select s.database_id, s.id as table_id, coalesce(s.sql_name, s.name) as sql_name, false as created
             from anabranch.synced_tables s
-            where not exists (select from anabranch.captured c
-                              where c.database_id = s.database_id and c.type = 4 and c.table_id = s.id)
+            where not exists (select from last m where m.database_id = s.database_id and m.table_id = s.id)
             union all
             select m.database_id, m.table_id, m.told ->> 'sql_name',
                    coalesce((m.told ->> 'created')::boolean, false)
-            from (select distinct on (c.database_id, c.table_id) c.database_id, c.table_id,
-                         convert_from(c.new, 'UTF8')::jsonb as told
-                  from anabranch.captured c where c.type = 4 and c.table_id <> 0
-                  order by c.database_id, c.table_id, c.id desc) m
-            where not coalesce((m.told ->> 'dropped')::boolean, false)
-        ) x
-        where x.sql_name = its_name and anabranch.schema_on_record(x.database_id) = its_schema
+            from last m where not coalesce((m.told ->> 'dropped')::boolean, false)
+        )
+        select r.* from on_record r join gone g on g.database_id = r.database_id and g.sql_name = r.sql_name
+        order by r.database_id, r.table_id
     loop
         perform anabranch.mark(one.database_id, one.table_id, tag, jsonb_build_object(
-            'sql_name', its_name, 'dropped', true, 'created', one.created, 'shape', null));
+            'sql_name', one.sql_name, 'dropped', true, 'created', one.created, 'shape', null));
     end loop;
 end
 $$;
@@ -402,6 +445,7 @@ $$;
 _EVENT = """
 create function anabranch.{name}() returns event_trigger
 language plpgsql security definer set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan
+set standard_conforming_strings = on
 set client_min_messages = error set lock_timeout = '1s'
 as $$
 declare
@@ -435,6 +479,7 @@ NOTICE_DDL = _EVENT.format(
             types := true;
         else
         end case;
+        types := types or (one.classid = 'pg_class'::regclass and anabranch.is_type_of_columns(one.objid));
     end loop;
     if types then
         perform anabranch.notice_types(tg_tag);
@@ -449,22 +494,30 @@ NOTICE_DROP = _EVENT.format(
     name="notice_drop",
     declare="""
     one record;
+    types boolean := false;
 """,
     body="""
+    perform anabranch.notice_dropped(tg_tag);
     for one in
-        select distinct d.object_type, d.objid, d.schema_name, d.object_name, d.address_names
-        from pg_event_trigger_dropped_objects() d
-        where not d.is_temporary and d.schema_name is distinct from 'anabranch'
-          and d.object_type in ('table', 'table column', 'table constraint', 'default value')
+        with part as materialized (
+            select distinct d.object_type, d.address_names[1] as its_schema, d.address_names[2] as its_name
+            from pg_event_trigger_dropped_objects() d
+            where not d.is_temporary and d.schema_name is distinct from 'anabranch' and d.object_type in
+                ('table column', 'table constraint', 'default value', 'composite type column')
+        )
+        select c.oid, c.relkind, bool_or(p.object_type ~ 'column') as of_type
+        from part p join pg_namespace n on n.nspname = p.its_schema
+        join pg_class c on c.relnamespace = n.oid and c.relname = p.its_name
+        group by c.oid, c.relkind order by c.oid
     loop
-        if one.object_type = 'table' then
-            perform anabranch.notice_dropped(one.schema_name, one.object_name, tg_tag);
-        else
-            perform anabranch.notice_table(c.oid, tg_tag, '')
-            from pg_class c join pg_namespace n on n.oid = c.relnamespace
-            where n.nspname = one.address_names[1] and c.relname = one.address_names[2] and c.relkind = 'r';
+        if one.relkind = 'r' then
+            perform anabranch.notice_table(one.oid, tg_tag, '');
         end if;
+        types := types or one.of_type and (one.relkind = 'c' or anabranch.is_type_of_columns(one.oid));
     end loop;
+    if types then
+        perform anabranch.notice_types(tg_tag);
+    end if;
 """,
 )
 
@@ -483,6 +536,7 @@ NOTICE_REWRITE = _EVENT.format(
 INSTALL = """
 create function anabranch.install_event_triggers() returns boolean
 language plpgsql set search_path = pg_catalog, pg_temp
+set standard_conforming_strings = on
 as $$
 declare
     one record;
@@ -498,7 +552,8 @@ begin
         select * from (values
             ('anabranch_ddl', 'ddl_command_end', 'notice_ddl', array[
                 'ALTER TABLE', 'CREATE TABLE', 'CREATE TABLE AS', 'SELECT INTO', 'ALTER TYPE', 'ALTER DOMAIN',
-                'ALTER SCHEMA', 'ALTER EXTENSION']),
+                'ALTER SCHEMA', 'ALTER EXTENSION', 'CREATE VIEW', 'ALTER VIEW', 'ALTER MATERIALIZED VIEW',
+                'ALTER FOREIGN TABLE']),
             ('anabranch_drop', 'sql_drop', 'notice_drop', array[
                 'DROP TABLE', 'DROP SCHEMA', 'DROP TYPE', 'DROP DOMAIN', 'DROP EXTENSION', 'DROP OWNED',
                 'DROP SEQUENCE', 'DROP FUNCTION', 'DROP PROCEDURE', 'DROP ROUTINE', 'DROP AGGREGATE', 'DROP VIEW',
@@ -524,8 +579,8 @@ $$;
 
 FUNCTIONS = (
     DEEP, MISSING, SHAPE, SEEN, INSTALL_CAPTURE, SCHEMA_ON_RECORD, MARK, TAKES_NEW_TABLE, NOTICE_NEW_TABLE,
-    IS_ON_RECORD, NOTICE_TABLE, NOTICE_TYPES, NOTICE_SCHEMA, NOTICE_DROPPED, NOTICE_DDL, NOTICE_DROP, NOTICE_REWRITE,
-    INSTALL,
+    IS_ON_RECORD, NOTICE_TABLE, NOTICE_TYPES, IS_TYPE_OF_COLUMNS, NOTICE_SCHEMA, NOTICE_DROPPED, NOTICE_DDL,
+    NOTICE_DROP, NOTICE_REWRITE, INSTALL,
 )  # fmt: skip
 
 # The columns that are registered. Where the table has others by now, which were never synced, their values have to be
@@ -564,7 +619,8 @@ def downgrade() -> None:
         op.execute(f"drop event trigger if exists anabranch_{name}")
     for name in (
         "install_event_triggers()", "notice_rewrite()", "notice_drop()", "notice_ddl()",
-        "notice_dropped(text, text, text)", "notice_schema(oid, text)", "notice_types(text)",
+        "notice_dropped(text)", "notice_schema(oid, text)", "is_type_of_columns(oid)",
+        "notice_types(text)",
         "notice_table(oid, text, text)", "is_on_record(jsonb, text, oid, text, jsonb)",
         "notice_new_table(oid, text, text, text)", "takes_new_table(int, text)",
         "mark(int, int, text, jsonb)", "schema_on_record(int)", "install_capture(oid, int, int)", "seen_of(oid)",

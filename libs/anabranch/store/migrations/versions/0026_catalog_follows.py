@@ -21,6 +21,7 @@ works_from = "0009"
 CAPTURED_BY = """
 create function anabranch.captured_by(database_id int, number int) returns oid
 language sql stable set search_path = pg_catalog, pg_temp
+set standard_conforming_strings = on
 as $$
 select t.tgrelid from pg_trigger t
 where t.tgfoid = 'anabranch.capture_truncate()'::regprocedure and t.tgname = '~anabranch_truncate'
@@ -31,6 +32,7 @@ $$;
 CHECK_COLUMNS = """
 create function anabranch.check_columns(relation oid, columns jsonb) returns void
 language plpgsql stable set search_path = pg_catalog, pg_temp set quote_all_identifiers = off
+set standard_conforming_strings = on
 as $$
 begin
     if relation is null or exists (
@@ -51,6 +53,7 @@ $$;
 FOLLOWED_AUDIENCE = """
 create function anabranch.followed_audience(number int, out expression text, out reads text[])
 language plpgsql security definer set search_path = pg_catalog, pg_temp set client_min_messages = error
+set standard_conforming_strings = on
 as $$
 declare
     registered record;
@@ -120,6 +123,7 @@ create function anabranch.follow_table(
     changed bigint
 ) returns void
 language plpgsql security definer set search_path = pg_catalog, pg_temp
+set standard_conforming_strings = on
 as $$
 #variable_conflict use_column
 declare
@@ -158,6 +162,7 @@ $$;
 REFUSE_TABLE = """
 create function anabranch.refuse_table(number int, relation oid, why text, now_ms bigint) returns void
 language sql security definer set search_path = pg_catalog, pg_temp
+set standard_conforming_strings = on
 as $$
 update anabranch.synced_tables s
 set torn_ms = coalesce(s.torn_ms, $4),
@@ -170,6 +175,7 @@ $$;
 KEEP_TABLE = """
 create function anabranch.keep_table(number int) returns void
 language sql set search_path = pg_catalog, pg_temp
+set standard_conforming_strings = on
 as $$
 with gone as (
     delete from anabranch.synced_tables where id = number
@@ -188,6 +194,7 @@ $$;
 END_TABLE = """
 create function anabranch.end_table(number int) returns void
 language plpgsql security definer set search_path = pg_catalog, pg_temp
+set standard_conforming_strings = on
 as $$
 begin
     if exists (
@@ -207,6 +214,7 @@ $$;
 RENEW_TABLE = """
 create function anabranch.renew_table(number int, now_ms bigint) returns int
 language plpgsql security definer set search_path = pg_catalog, pg_temp set client_min_messages = error
+set standard_conforming_strings = on
 as $$
 #variable_conflict use_column
 declare
@@ -250,6 +258,7 @@ create function anabranch.begin_table(
     database_id int, number int, name text, columns jsonb, key_columns text[], shape jsonb, now_ms bigint
 ) returns void
 language plpgsql security definer set search_path = pg_catalog, pg_temp
+set standard_conforming_strings = on
 as $$
 #variable_conflict use_column
 declare
@@ -281,6 +290,7 @@ $$;
 LEAVE_TABLE = """
 create function anabranch.leave_table(database_id int, number int) returns void
 language plpgsql security definer set search_path = pg_catalog, pg_temp set client_min_messages = error
+set standard_conforming_strings = on
 as $$
 declare
     relation constant oid := anabranch.captured_by($1, number);
@@ -302,6 +312,7 @@ $$;
 MOVE_DATABASE = """
 create function anabranch.move_database(database_id int) returns void
 language sql security definer set search_path = pg_catalog, pg_temp
+set standard_conforming_strings = on
 as $$
 update anabranch.databases d set schema_name = n.nspname
 from pg_namespace n
