@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from anabranch.client.errors import AppOutdated
+from anabranch.client.events import State
 from anabranch.client.file import state
 from anabranch.client.file.device_file import DeviceFile
 from anabranch.client.overlay.pendings import Pendings
@@ -20,6 +23,8 @@ class Describing:
         self._remote = remote
         self._pendings = pendings
         self._told_up_to = 0
+        self._aside: Collection[State] = ()
+        """The states of tables that the last description told."""
 
     def now(self) -> None:
         """Bring the file's tables up to date. Raises CallFailed, AppOutdated, sqlite3.Error."""
@@ -27,9 +32,10 @@ class Describing:
         if self._file.listeners.schema and (event := about_to_apply(self._file, described)) is not None:
             self._file.listeners.tell(event)
         with self._file.transaction() as tx:
-            apply_description(tx, described, self._pendings)
+            aside = apply_description(tx, described, self._pendings, self._aside)
             # In a database without any write, no position bounds the ids made by a clock that is behind.
             tx.set(**state.time_seen(tx.state, described.response.state.server_time_ms))
+        self._aside = aside
         self._file.listeners.deliver()
 
     def _ask(self, current: state.FileState) -> Described:

@@ -18,7 +18,8 @@ were then; from the second the names are taken (``views``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import sqlite3
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -26,14 +27,14 @@ from anabranch.client.errors import CallFailed
 from anabranch.client.events import Schema, State
 from anabranch.client.file import choice as choosing
 from anabranch.client.file.device_file import DeviceFile, Tx
-from anabranch.client.file.device_table import DeviceTable
+from anabranch.client.file.device_table import DeviceTable, device_table
 from anabranch.client.file.state import FileState
 from anabranch.client.overlay.pendings import Pendings
 from anabranch.client.schema.alter import become, pull_anew, set_aside_changed
 from anabranch.client.schema.held import Held, all_held, held, hold, hold_absent
 from anabranch.client.schema.kinds import unreadable
-from anabranch.client.schema.make import create, find_pending, forget_queued, give_up
-from anabranch.client.schema.names import make_room
+from anabranch.client.schema.make import create, find_pending, forget_queued, give_up, refusal
+from anabranch.client.schema.names import make_room, names_of, not_renamed, under_name
 from anabranch.client.schema.own_objects import drop_broken_triggers
 from anabranch.client.schema.views import Naming, columns_of, is_told_apart, refreshed, same_columns, shape, view_of
 from anabranch.v1 import snapshot_pb2
@@ -111,8 +112,29 @@ class DescribePlan:
         return tuple((s.view.sql_name or s.view.name) if s.held is None else s.held.sql_name for s in altered)
 
 
-def plan_of(known: Mapping[str, Held], described: Described, state: FileState) -> DescribePlan:
-    """The work to be done in a file that has the tables ``known``."""
+def plan_of(conn: sqlite3.Connection, described: Described, state: FileState) -> DescribePlan:
+    """The work to be done in a file."""
+    known = all_held(conn)
+    plan = _as_described(known, described, state)
+    going = [step.view.sql_name or step.view.name for step in plan.steps if step.action == "give up"]
+    wanted = {s.view.name: s.view.sql_name or s.view.name for s in plan.steps if s.action != "give up"}
+    refused = names_of(conn, known, wanted, going).refused
+    steps: list[TableStep] = []
+    aside = list(plan.aside)
+    for step in plan.steps:
+        reason = refused.get(step.view.name, "") if step.action != "give up" else ""
+        if step.held is None and (reason := reason or refusal(device_table(step.view))):
+            aside.append(State("set_aside", reason, wanted[step.view.name]))
+            continue
+        if step.held is not None and reason:
+            aside.append(not_renamed(step.held.sql_name, wanted[step.view.name], reason))
+            step = replace(step, view=under_name(step.view, step.held.sql_name))
+        steps.append(step)
+    return replace(plan, steps=steps, aside=aside)
+
+
+def _as_described(known: Mapping[str, Held], described: Described, state: FileState) -> DescribePlan:
+    """The work in a file that has the tables ``known``, and room for all names."""
     # Where all is about to be pulled there is no log that would bring anything.
     at_once = not state.pulls or bool(state.snapshot_due)
     missing = dict(known)
@@ -181,19 +203,22 @@ def _names_meanwhile(one: Held, described: Described, state: FileState) -> Namin
 def about_to_apply(file: DeviceFile, described: Described) -> Schema | None:
     """The event for what a Describe is about to alter; None where it alters nothing, or where there is nothing yet."""
     current = file.current()
-    names = plan_of(all_held(file.reader()), described, current).names()
+    names = plan_of(file.reader(), described, current).names()
     return Schema(described.response.version, names, "before") if names and current.pulls else None
 
 
-def apply_description(tx: Tx, described: Described, pendings: Pendings) -> None:
+def apply_description(
+    tx: Tx, described: Described, pendings: Pendings, told: Collection[State] = ()
+) -> Collection[State]:
     """Make the tables that are new, change those that have changed, drop those that are no longer synced; rows that are
     no longer shown because of it are reported as changes. A new table, and one whose rows have changed, waits to be
-    pulled. Tables that the device has not chosen are passed over."""
+    pulled. Tables that the device has not chosen are passed over. Gives the states of tables that the file can't hold,
+    or not under their names; those ``told`` before are not told again."""
     response, state = described.response, tx.state
-    plan = plan_of(all_held(tx.conn), described, state)
+    plan = plan_of(tx.conn, described, state)
     names = plan.names()
     pendings.forget_if_undone(tx)
-    tx.events += plan.aside
+    tx.events += [one for one in plan.aside if one not in told]
     made: dict[str, DeviceTable] = {}
     # Tables that go, and those that get other names, make room for those that come.
     _carry_out_all(tx, [step for step in plan.steps if step.action == "give up"], pendings, made)
@@ -223,6 +248,7 @@ def apply_description(tx: Tx, described: Described, pendings: Pendings) -> None:
     )
     if names and state.pulls:
         tx.events.append(Schema(response.version, names, "after"))
+    return plan.aside
 
 
 def _carry_out_all(tx: Tx, steps: Sequence[TableStep], pendings: Pendings, made: dict[str, DeviceTable]) -> None:

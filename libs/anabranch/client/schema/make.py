@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 from collections.abc import Mapping
+from contextlib import closing
 
 from anabranch.client.events import Change, State
 from anabranch.client.file import guards, layout, row_audiences
@@ -13,6 +14,7 @@ from anabranch.client.file.device_file import Tx
 from anabranch.client.file.device_table import DeviceTable, device_table, quote
 from anabranch.client.writes.payload import parse
 from anabranch.v1 import snapshot_pb2
+from anabranch.values.decimals import add_decimals
 
 REFUSALS = (sqlite3.OperationalError, sqlite3.IntegrityError)
 """The errors that may be refusals (``is_refusal``)."""
@@ -42,6 +44,21 @@ def create(tx: Tx, message: snapshot_pb2.Table) -> DeviceTable | None:
         (table.name, serialized(message)),
     )
     return table
+
+
+def refusal(table: DeviceTable) -> str:
+    """Why no file can hold a table; "" where one can, if it has room for the name."""
+    if reason := refused_name(table.sql_name):
+        return reason
+    with closing(sqlite3.connect(":memory:")) as trial:
+        add_decimals(trial)
+        try:
+            trial.execute(table.create_sql())
+        except sqlite3.OperationalError as error:
+            if not is_refusal(error):
+                raise
+            return f"SQLite can't hold it: {error}"
+    return ""
 
 
 def refused_name(sql_name: str) -> str:

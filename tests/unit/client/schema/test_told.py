@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.client.schema.altered import Open, agrees, columns, phases, rows
+from tests.unit.client.schema.altered import Open, agrees, columns, in_file, is_consistent, phases, rows, states
+from tests.unit.client.schema.altered import told as all_told
 
 from anabranch.client import Schema, SyncedDb, events
 from anabranch.testkit.memory_remote import MemoryRemote
 from anabranch.v1 import change_pb2
+from anabranch.values import Column, Kind, Table
 
 
 def test_before_it_the_tables_are_the_old_ones_and_after_it_the_new_ones(
@@ -173,3 +175,67 @@ def test_a_background_that_follows_applies_it(opened: Open, remote: MemoryRemote
             reader._look(applied, remote.state())
     device.read()
     agrees(device, remote)
+
+
+def own(device: SyncedDb, statement: str) -> None:
+    with device._file.transaction() as tx:
+        tx.conn.execute(statement)
+
+
+def test_a_table_that_keeps_its_name_is_told_of_where_it_is_altered_alone(
+    device: SyncedDb, remote: MemoryRemote
+) -> None:
+    own(device, "CREATE TABLE settings (k)")
+    remote.alter(lambda ddl: ddl.rename_table("todo", "settings"))
+    device.read()
+    device.read()
+    events = all_told(device)
+    remote.alter(lambda ddl: ddl.rename_column("note", "body", "text"))
+    device.read()
+    assert phases(events) == [(3, ("note",), "before"), (3, ("note",), "after")]
+    assert states(events) == []
+    is_consistent(device)
+    # Once there is room, the next description has it renamed.
+    own(device, "DROP TABLE settings")
+    remote.alter(lambda ddl: ddl.rename_column("note", "body", "body"))
+    device.read()
+    assert in_file(device) == {"settings", "note"}
+    assert phases(events)[-2:] == [(4, ("todo",), "before"), (4, ("todo",), "after")]
+    agrees(device, remote)
+
+
+IN_THE_WAY = Table("settings", (Column("id", Kind.STRING, "text"),), ("id",))
+TWICE = Table("twice", (Column("id", Kind.STRING, "text"), Column("ID", Kind.STRING, "text")), ("id",))
+
+
+@pytest.mark.parametrize("table", [IN_THE_WAY, TWICE], ids=["name", "columns"])
+@pytest.mark.parametrize("created", [True, False])
+def test_a_table_that_can_not_be_made_is_told_of_once(
+    device: SyncedDb, remote: MemoryRemote, table: Table, created: bool
+) -> None:
+    own(device, "CREATE TABLE settings (k)")
+    remote.schema.tells_created = created
+    remote.alter(lambda ddl: ddl.create(table))
+    device.read()
+    device.read()
+    events = all_told(device)
+    remote.alter(lambda ddl: ddl.rename_column("note", "body", "text"))
+    device.read()
+    remote.alter(lambda ddl: ddl.rename_column("note", "body", "body"))
+    device.read()
+    assert [names for _, names, _ in phases(events)] == [("note",)] * 4
+    assert states(events) == []
+    is_consistent(device)
+
+
+def test_a_table_that_could_not_be_made_comes_once_there_is_room(device: SyncedDb, remote: MemoryRemote) -> None:
+    own(device, "CREATE TABLE settings (k)")
+    remote.alter(lambda ddl: ddl.create(IN_THE_WAY, [{"id": "x"}]))
+    device.read()
+    assert in_file(device) == {"settings", "todo", "note"}
+    own(device, "DROP TABLE settings")
+    remote.alter(lambda ddl: ddl.rename_column("note", "body", "text"))
+    device.read()
+    device.read()
+    assert rows(device, "settings") == [("x",)]
+    agrees(device, remote, pulls=2)
