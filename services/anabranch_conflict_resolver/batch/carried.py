@@ -1,26 +1,21 @@
 """Values that were made before the columns of a table changed, carried over to the columns of today: those of retyped
-columns are cast by Postgres, in sets; those of columns that are gone are kept as values that lost.
+columns are cast by Postgres, in sets; those of columns that are gone are kept as values that lost (``group.lost``).
 
 A value that can't be cast refuses its batch, and no other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from anabranch.merge import SERVER_NODE, Accepted, MutationOutcome, Outcome
+from anabranch.merge import Accepted, MutationOutcome, Outcome
 from anabranch.store.group.casts import cast_cells
-from anabranch.store.group.records import ConflictRow
 from anabranch.store.session.engine import Session
-from anabranch.v1 import change_pb2, errors_pb2
+from anabranch.v1 import errors_pb2
 from anabranch.values import Column
-from anabranch.values.messages import column_writer
-from anabranch_conflict_resolver.batch.decode import Decoded, GoneValue, Refusal, RowKey, Uncast
-from anabranch_conflict_resolver.batch.shown import Shown
-from anabranch_conflict_resolver.captured.server_batches import schema_batch_id
+from anabranch_conflict_resolver.batch.decode import Decoded, Refusal, Uncast
 
-COLUMN_DROPPED = int(change_pb2.LOSS_CAUSE_COLUMN_DROPPED)
 _SHOWN = 80
 """Characters of a value that a message shows."""
 
@@ -86,32 +81,3 @@ def without_gone(decoded: Decoded, decision: Accepted) -> Accepted:
         for number, one in enumerate(decision.outcomes)
     ]
     return replace(decision, writes=writes, outcomes=outcomes)
-
-
-def lost_rows(
-    batch_id: str,
-    node_id: str,
-    lost: Sequence[GoneValue],
-    numbers: Mapping[str, int],
-    seen: Mapping[RowKey, Shown],
-    first: int,
-) -> Iterator[ConflictRow]:
-    """The records of values for columns that are gone; ``numbers``: those of the tables, ``first``: that of the first
-    record among the batch's."""
-    for number, one in enumerate(lost, first):
-        whom = seen.get((one.table, one.key))
-        yield ConflictRow(
-            batch_id,
-            number,
-            numbers[one.table],
-            one.key,
-            one.former.column.name,
-            column_writer(one.former.column)(one.value).SerializeToString(),
-            batch_id,
-            node_id,
-            schema_batch_id(one.former.dropped_position),
-            SERVER_NODE,
-            None if whom is None else whom.before,
-            None if whom is None else whom.after,
-            COLUMN_DROPPED,
-        )

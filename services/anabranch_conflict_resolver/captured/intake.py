@@ -15,6 +15,7 @@ from anabranch.store.capture import captured
 from anabranch.store.capture.captured import Captured
 from anabranch.store.group import records as store
 from anabranch.store.group.rows import Row
+from anabranch.store.group.versions import insert_versions, update_versions
 from anabranch.store.inbox import parking
 from anabranch.store.inbox.claim import renew
 from anabranch.store.session.at_once import together
@@ -94,8 +95,8 @@ def log_held(context: Context, view: View, drained: Drained) -> None:
         store.write_log(
             conn, synced.database.id, context.position, [row for batch in drained.batches for row in batch.log]
         )
-        store.insert_versions(conn, begun)
-        store.update_versions(conn, changed)
+        insert_versions(conn, begun)
+        update_versions(conn, changed)
         if came:
             parking.free(conn, synced.database.id, decided=(), rows=came)
         captured.delete(conn, synced.database.id, drained.ids)
@@ -132,8 +133,8 @@ def _log_now(context: Context, batch: ServerBatch, steps: Sequence[Step], rememb
     large = batch.cut_large()
     with together(conn):
         store.write_log(conn, synced.database.id, context.position, batch.log)
-        store.insert_versions(conn, begun)
-        store.update_versions(conn, changed)
+        insert_versions(conn, begun)
+        update_versions(conn, changed)
         if batch.came:
             parking.free(conn, synced.database.id, decided=(), rows=batch.came)
     batch.let_go()

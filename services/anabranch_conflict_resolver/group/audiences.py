@@ -20,12 +20,14 @@ from anabranch.store.audiences.affected import (
 )
 from anabranch.store.audiences.evaluated import QUERY_FAILS, read_failure
 from anabranch.store.audiences.principals import Given
+from anabranch.store.audiences.row_audiences import Audiences
 from anabranch.store.audiences.sums import AudienceSums, read_audience_sums
 from anabranch.store.catalog.databases import Database
 from anabranch.store.group.waves import DatabaseError
 from anabranch.store.session.engine import Session
 from anabranch.values.canonical import SUM_MODULUS
-from anabranch_conflict_resolver.batch.shown import AudienceChanges
+from anabranch_conflict_resolver.batch.results import Change
+from anabranch_conflict_resolver.batch.shown import AudienceChanges, add_sums, add_to_all
 from anabranch_conflict_resolver.group.table import SyncedTable
 
 T = TypeVar("T")
@@ -122,3 +124,24 @@ def log_failure(database: Database, error: DatabaseError) -> None:
         database=database.name,
         **read_failure(error),
     )
+
+
+def add_changed_rows(sums: AudienceChanges, changes: Sequence[Change]) -> None:
+    """Add a batch's changes to those of the sums of audiences. Rows that stand together are mostly of the same
+    audiences: these are added as one."""
+    table, count, total = "", 0, 0
+    whose: Audiences = ()
+    for change in changes:
+        shown, effect = change.shown, change.effect
+        if shown is None:
+            continue
+        if shown.sums:
+            add_sums(sums, change.write.table, shown, effect)
+        elif effect.count_change or effect.hash_change:
+            of_row = shown.after or shown.before
+            if of_row is not whose or change.write.table != table:
+                add_to_all(sums, table, whose, count, total)
+                table, whose, count, total = change.write.table, of_row, 0, 0
+            count += effect.count_change
+            total += effect.hash_change
+    add_to_all(sums, table, whose, count, total)

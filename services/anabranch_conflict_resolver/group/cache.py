@@ -23,7 +23,7 @@ from anabranch.store.session.engine import Session
 from anabranch.store.session.plans import plan_for
 from anabranch_conflict_resolver.batch.decode import Decoded
 from anabranch_conflict_resolver.captured.outstanding import Outstanding
-from anabranch_conflict_resolver.group.records import Sums
+from anabranch_conflict_resolver.group.table import Sums
 from anabranch_conflict_resolver.group.tables import SyncedDatabase, compile_database
 
 _log = structlog.get_logger()

@@ -53,8 +53,8 @@ from anabranch_conflict_resolver.group.cache import NOTHING, Cache, Undertaken, 
 from anabranch_conflict_resolver.group.candidates import sort_out
 from anabranch_conflict_resolver.group.context import Context, Progress
 from anabranch_conflict_resolver.group.next_try import Attempt
-from anabranch_conflict_resolver.group.outcome import GroupLimits, Outcome
-from anabranch_conflict_resolver.group.records import Between, Recorded, record
+from anabranch_conflict_resolver.group.outcome import Between, GroupLimits, Outcome
+from anabranch_conflict_resolver.group.records import Recorded, record
 from anabranch_conflict_resolver.group.rights import learn_principals
 from anabranch_conflict_resolver.group.tables import Kinds, SyncedDatabase
 from anabranch_conflict_resolver.group.undertaking import Chosen, choose, passed_over, put_down, settle, write_down

@@ -1,9 +1,10 @@
-"""The limits of a group, and its outcome."""
+"""The limits of a group, what may come in between, and its outcome."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 
 from anabranch_conflict_resolver.batch.results import Result, Waiting
 
@@ -20,6 +21,16 @@ class GroupLimits:
     restarts: int = 3
     alone_ms: int = 60_000
     rest_ms: int = 1_000
+
+
+class Between(Enum):
+    """Changes that were captured while the group ran and that it does not know of, and markers of altered tables."""
+
+    NONE = auto()
+    OF_OTHERS = auto()
+    """They have to come first; or a table is another one than the group took it for."""
+    OWN = auto()
+    """The group's own statements have caused them: they belong to a batch."""
 
 
 @dataclass(slots=True)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum, auto
 from functools import partial
 from types import MappingProxyType
 
@@ -15,13 +14,13 @@ from anabranch.merge import MutationType
 from anabranch.runtime.telemetry import current_traceparent
 from anabranch.store.audiences.affected import ChangedRows, store_changes
 from anabranch.store.audiences.principals import Given
-from anabranch.store.audiences.row_audiences import Audiences
 from anabranch.store.audiences.sums import AudienceSums, write_audience_sums
 from anabranch.store.capture import captured
 from anabranch.store.catalog.sums import sum_to_bytes
 from anabranch.store.group import records as store
 from anabranch.store.group.chain import Joined, next_link
 from anabranch.store.group.records import BatchRow, ConflictRow, GroupRow, LogRow, SumRow
+from anabranch.store.group.versions import insert_versions, update_versions
 from anabranch.store.inbox import notified, parking, take
 from anabranch.store.inbox.claim import wait_as_usual
 from anabranch.store.inbox.take import Head
@@ -31,17 +30,17 @@ from anabranch.store.session.binary import Cursor
 from anabranch.store.session.engine import Session
 from anabranch.v1 import position_pb2, verdict_pb2
 from anabranch.values.canonical import SUM_MODULUS
-from anabranch_conflict_resolver.batch.carried import lost_rows
-from anabranch_conflict_resolver.batch.decode import RowKey
-from anabranch_conflict_resolver.batch.results import Applied, Change, Rejection, Result, Spill, joined, numbered
+from anabranch_conflict_resolver.batch.results import Applied, Rejection, Result, Spill, joined, numbered
 from anabranch_conflict_resolver.batch.rights import Rights
-from anabranch_conflict_resolver.batch.shown import AudienceChanges, Shown, add_changes, add_sums, add_to_all
+from anabranch_conflict_resolver.batch.shown import AudienceChanges, add_changes
 from anabranch_conflict_resolver.batch.verdict_bytes import applied_as_written
 from anabranch_conflict_resolver.batch.verdicts import applied_verdict, rejected_verdict
 from anabranch_conflict_resolver.captured.server_batches import Drained
-from anabranch_conflict_resolver.group.audiences import changed_sets, new_audience_sums
+from anabranch_conflict_resolver.group.audiences import add_changed_rows, changed_sets, new_audience_sums
 from anabranch_conflict_resolver.group.context import Context, Progress
-from anabranch_conflict_resolver.group.table import SyncedTable
+from anabranch_conflict_resolver.group.lost import conflict_rows
+from anabranch_conflict_resolver.group.outcome import Between
+from anabranch_conflict_resolver.group.table import Sums, SyncedTable
 from anabranch_conflict_resolver.group.tables import SyncedDatabase
 from anabranch_conflict_resolver.group.versions import changed_versions
 from anabranch_conflict_resolver.group.view import View
@@ -50,8 +49,6 @@ _APPLIED, _REJECTED = int(verdict_pb2.VERDICT_STATUS_APPLIED), int(verdict_pb2.V
 _NO_RIGHTS: Mapping[str, Rights] = MappingProxyType({})
 FEW = 64
 """Up to so many changes and verdicts a group's records are written by one statement."""
-Sums = dict[int, tuple[int, int]]
-"""By table id: number of rows, and the sum of their hashes modulo 2**128."""
 
 
 @dataclass(slots=True)
@@ -88,16 +85,6 @@ class Records:
     def decided(self) -> list[str]:
         """The ids of the batches that have a verdict now."""
         return [row.batch_id for row in self.batches]
-
-
-class Between(Enum):
-    """Changes that were captured while the group ran and that it does not know of, and markers of altered tables."""
-
-    NONE = auto()
-    OF_OTHERS = auto()
-    """They have to come first; or a table is another one than the group took it for."""
-    OWN = auto()
-    """The group's own statements have caused them: they belong to a batch."""
 
 
 def gather(
@@ -192,7 +179,7 @@ def _gather_applied(
         if write.type is MutationType.INSERT:
             records.came.append((table_id, write.key))
     if synced.restricted:
-        _add_audiences(audience_changes, result.changes)
+        add_changed_rows(audience_changes, result.changes)
     records.links.append((batch_id, hashes if not spills else joined(hashes, spills)))
     _gather_spills(records, spills)
     records.greatest[node_id] = batch_id
@@ -202,7 +189,7 @@ def _gather_applied(
     row = BatchRow(batch_id, node_id, taken.principal, taken.payload_sha256, _APPLIED, 0, place, verdict)
     records.batches.append(row)
     if decision.conflicts or candidate.decoded.lost:
-        _gather_conflicts(records, tables, result)
+        records.conflicts += conflict_rows(tables, result)
 
 
 def _gather_spills(records: Records, spills: Sequence[Spill]) -> None:
@@ -215,67 +202,6 @@ def _gather_spills(records: Records, spills: Sequence[Spill]) -> None:
         add_changes(records.audience_changes, spill.audience_changes)
         records.changed.update(spill.changed)
         records.logged += spill.count
-
-
-def _gather_conflicts(records: Records, tables: Mapping[str, SyncedTable], result: Applied) -> None:
-    """Add the values that lost."""
-    seen = _seen(result.changes)
-    for number, conflict in enumerate(result.accepting.decision.conflicts):
-        table = tables[conflict.table]
-        value = table.writers[conflict.column](conflict.losing_value).SerializeToString()
-        whom = seen.get((conflict.table, conflict.key))
-        records.conflicts.append(
-            ConflictRow(
-                result.taken.batch_id,
-                number,
-                table.table.id,
-                conflict.key,
-                conflict.column,
-                value,
-                conflict.losing_batch,
-                conflict.losing_node,
-                conflict.winning_batch,
-                conflict.winning_node,
-                None if whom is None else whom.before,
-                None if whom is None else whom.after,
-            )
-        )
-    taken, lost = result.taken, result.candidate.decoded.lost
-    if lost:
-        numbers = {name: table.table.id for name, table in tables.items()}
-        first = len(result.accepting.decision.conflicts)
-        records.conflicts += lost_rows(taken.batch_id, taken.node_id, lost, numbers, seen, first)
-
-
-def _add_audiences(sums: AudienceChanges, changes: Sequence[Change]) -> None:
-    """Add a batch's changes to those of the sums of audiences. Rows that stand together are mostly of the same
-    audiences: these are added as one."""
-    table, count, total = "", 0, 0
-    whose: Audiences = ()
-    for change in changes:
-        shown, effect = change.shown, change.effect
-        if shown is None:
-            continue
-        if shown.sums:
-            add_sums(sums, change.write.table, shown, effect)
-        elif effect.count_change or effect.hash_change:
-            of_row = shown.after or shown.before
-            if of_row is not whose or change.write.table != table:
-                add_to_all(sums, table, whose, count, total)
-                table, whose, count, total = change.write.table, of_row, 0, 0
-            count += effect.count_change
-            total += effect.hash_change
-    add_to_all(sums, table, whose, count, total)
-
-
-def _seen(changes: Sequence[Change]) -> dict[RowKey, Shown]:
-    """By row of a restricted table, whom it was for before the batch, and is for after it."""
-    seen: dict[RowKey, Shown] = {}
-    for change in changes:
-        if change.shown is not None:
-            at = (change.write.table, change.write.key)
-            seen[at] = Shown(seen.get(at, change.shown).before, change.shown.after)
-    return seen
 
 
 def new_sums(tables: Mapping[str, SyncedTable], records: Records, sums: Sums) -> Sums:
@@ -315,9 +241,8 @@ def record(
     counted: Recount | None = None,
 ) -> Recorded:
     """Write a group's records. ``known_sums``, ``known_audience_sums``: the sums known so far; those that are read are
-    added to them.
-    ``dropped``: batches that had their verdicts before. ``while_waiting`` is called while Postgres works. ``counted``:
-    the group begins with a schema change, and is one even where no row has changed.
+    added to them. ``dropped``: batches that had their verdicts before. ``while_waiting`` is called while Postgres
+    works. ``counted``: the group begins with a schema change, and is one even where no row has changed.
 
     Raises:
         psycopg.Error: Postgres refused a statement; no batch is to blame for it.
@@ -401,8 +326,8 @@ def write(
     wait_as_usual(conn)
     with together(conn, few=few) as send:
         store.write_log(conn, database_id, position, records.log)
-        store.insert_versions(conn, begun)
-        store.update_versions(conn, changed)
+        insert_versions(conn, begun)
+        update_versions(conn, changed)
         store.write_batches(conn, database_id, position, context.now_ms, [*records.server, *records.batches])
         store.write_conflicts(conn, database_id, position, records.conflicts)
         store.write_sums(conn, position, [SumRow(n, count, sum_to_bytes(total)) for n, (count, total) in sums.items()])

@@ -12,6 +12,9 @@ from anabranch.values import Cell, Table
 from anabranch.values.messages import Writer
 from anabranch.wire.effects import EffectBuilder
 
+Sums = dict[int, tuple[int, int]]
+"""By table id: number of rows, and the sum of their hashes modulo 2**128."""
+
 
 @dataclass(frozen=True, slots=True)
 class SyncedTable:

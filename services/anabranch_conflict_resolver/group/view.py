@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 from anabranch.merge import RowState, RowVersion
 from anabranch.store.audiences.row_audiences import Audiences
-from anabranch.store.group.records import read_versions
 from anabranch.store.group.rows import Row
+from anabranch.store.group.versions import read_versions
 from anabranch.store.session.engine import Session
 from anabranch.values import Cell
 from anabranch_conflict_resolver.batch.decode import RowKey

@@ -17,8 +17,7 @@ from anabranch.store.session.engine import Session
 from anabranch_conflict_resolver.captured.outstanding import Outstanding
 from anabranch_conflict_resolver.group.cache import NOTHING, Cache, Undertaken
 from anabranch_conflict_resolver.group.context import Context
-from anabranch_conflict_resolver.group.outcome import Outcome
-from anabranch_conflict_resolver.group.records import Between
+from anabranch_conflict_resolver.group.outcome import Between, Outcome
 from anabranch_conflict_resolver.schema.group import take_change
 from anabranch_conflict_resolver.schema.told import tell
 from anabranch_conflict_resolver.schema.waiting import SchemaWork, look

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from anabranch.merge import MutationType
 from anabranch.store.group import records as store
 from anabranch.store.group.records import LogRow
+from anabranch.store.group.versions import insert_versions, update_versions
 from anabranch.store.inbox import parking
 from anabranch.store.session.at_once import together
 from anabranch_conflict_resolver.batch.decode import RowKey
@@ -124,8 +125,8 @@ def _log(
     begun, changed = changed_versions(tables, apart)
     with together(conn):
         store.write_log(conn, synced.database.id, context.position, log)
-        store.insert_versions(conn, begun)
-        store.update_versions(conn, changed)
+        insert_versions(conn, begun)
+        update_versions(conn, changed)
         if came:
             parking.free(conn, synced.database.id, decided=(), rows=came)
     return None

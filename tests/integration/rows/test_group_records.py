@@ -8,16 +8,9 @@ from hypothesis import strategies as st
 from psycopg import errors
 
 from anabranch.merge.model import RowVersion, Stamp
-from anabranch.store.group import records
-from anabranch.store.group.records import (
-    BatchRow,
-    ConflictRow,
-    GroupRow,
-    Head,
-    LogRow,
-    SumRow,
-    VersionRow,
-)
+from anabranch.store.group import records, versions
+from anabranch.store.group.records import BatchRow, ConflictRow, GroupRow, Head, LogRow, SumRow
+from anabranch.store.group.versions import VersionRow
 from anabranch.store.log.seal import EMPTY_CHAIN
 from anabranch.store.session.at_once import together
 from anabranch.store.session.channels import GROUPS_CHANNEL
@@ -103,7 +96,7 @@ def test_verdicts_conflicts_and_sums_keep_every_field(conn: Session, database: i
 
 names = st.text("ABC0123456789", min_size=1, max_size=26)
 positions = st.integers(0, 2**62)
-versions = st.builds(
+histories = st.builds(
     RowVersion,
     positions,
     names,
@@ -122,7 +115,7 @@ versions = st.builds(
 @pytest.mark.slow
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    rows=st.dictionaries(st.tuples(st.integers(1, 3), texts), st.tuples(versions, versions), max_size=4),
+    rows=st.dictionaries(st.tuples(st.integers(1, 3), texts), st.tuples(histories, histories), max_size=4),
     others=st.sets(st.tuples(st.integers(1, 3), texts), max_size=2),
 )
 def test_a_rows_history_comes_back_as_it_was_written(
@@ -132,18 +125,18 @@ def test_a_rows_history_comes_back_as_it_was_written(
 ) -> None:
     conn.execute("truncate anabranch.row_versions")
     asked = [*rows, *others, *rows]
-    records.insert_versions(conn, [VersionRow(*at, first) for at, (first, _) in rows.items()])
-    assert records.read_versions(conn, asked)() == {at: first for at, (first, _) in rows.items()}
-    records.update_versions(conn, [VersionRow(*at, second) for at, (_, second) in rows.items()])
-    assert records.read_versions(conn, asked)() == {at: second for at, (_, second) in rows.items()}
+    versions.insert_versions(conn, [VersionRow(*at, first) for at, (first, _) in rows.items()])
+    assert versions.read_versions(conn, asked)() == {at: first for at, (first, _) in rows.items()}
+    versions.update_versions(conn, [VersionRow(*at, second) for at, (_, second) in rows.items()])
+    assert versions.read_versions(conn, asked)() == {at: second for at, (_, second) in rows.items()}
 
 
 def test_a_history_that_is_not_there_is_noticed(conn: Session) -> None:
     conn.execute("truncate anabranch.row_versions")
     version = RowVersion(1, "n", "b")
-    records.insert_versions(conn, [VersionRow(1, "here", version)])
+    versions.insert_versions(conn, [VersionRow(1, "here", version)])
     with pytest.raises(RuntimeError, match="2 records named, 1 there"):
-        records.update_versions(conn, [VersionRow(1, "here", version), VersionRow(2, "here", version)])
+        versions.update_versions(conn, [VersionRow(1, "here", version), VersionRow(2, "here", version)])
 
 
 def test_decided_batches_leave_the_inbox(conn: Session, database: int) -> None:
@@ -165,12 +158,12 @@ def test_statements_sent_together_do_what_they_do_alone(conn: Session, database:
     version = RowVersion(1, "n", "b")
     with conn.transaction(), together(conn, few=few) as send:
         records.write_group(conn, database, 5, GroupRow(1, 1, b"a" * 16, []))
-        records.insert_versions(conn, [VersionRow(1, "k", version)])
+        versions.insert_versions(conn, [VersionRow(1, "k", version)])
         send()
-        records.update_versions(conn, [VersionRow(1, "k", RowVersion(2, "n", "b"))])
+        versions.update_versions(conn, [VersionRow(1, "k", RowVersion(2, "n", "b"))])
         records.notify_group(conn, database, 5, ["b"])
     assert records.read_head(conn, database).position == 5
-    assert records.read_versions(conn, [(1, "k")])() == {(1, "k"): RowVersion(2, "n", "b")}
+    assert versions.read_versions(conn, [(1, "k")])() == {(1, "k"): RowVersion(2, "n", "b")}
 
 
 @pytest.mark.parametrize("few", [False, True])
@@ -227,10 +220,10 @@ def test_nothing_to_record_sends_nothing(rows_url: str) -> None:
     closed = connect(rows_url, application_name="closed")
     closed.close()
     records.write_log(closed, 1, 1, [])
-    records.insert_versions(closed, [])
-    records.update_versions(closed, [])
+    versions.insert_versions(closed, [])
+    versions.update_versions(closed, [])
     records.write_batches(closed, 1, 1, 1, [])
     records.write_conflicts(closed, 1, 1, [])
     records.write_sums(closed, 1, [])
     records.delete_inbox(closed, 1, [])
-    assert records.read_versions(closed, [])() == {}
+    assert versions.read_versions(closed, [])() == {}

@@ -20,14 +20,13 @@ next registration of the table, its removal, or the janitor (``cut_off``) clears
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
 import psycopg
-from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random
 
 from anabranch.store.audiences.expression import Audience
 from anabranch.store.audiences.row_audiences import RowAudiences
@@ -46,15 +45,17 @@ from anabranch.store.catalog.judging import (
 )
 from anabranch.store.catalog.refusals import TableRefusal
 from anabranch.store.catalog.registration import (
+    ATTEMPT_LOCK_MS,
     Added,
     Connection,
     RegistrationLimits,
     claim,
     enter,
     leave,
-    limit,
+    limit_attempt,
     new_number,
     not_for_a_row,
+    patiently,
     tell,
 )
 from anabranch.store.catalog.sums import RowSums, kept_audience_sums, scan_sums
@@ -66,9 +67,6 @@ from anabranch.values.canonical import RowEncoder
 
 _R = TypeVar("_R")
 
-_ATTEMPT_LOCK_MS = 400
-"""The longest that one attempt waits for a lock, and that writers of the table wait behind it."""
-_PAUSE_S = (0.1, 0.4)
 _CHUNK = 2_000
 _CHUNKS = 1_000
 """The most chunks of gathered changes that one pass adds, however fast writers are."""
@@ -176,13 +174,13 @@ def _register(
         try:
             for name in dict.fromkeys(tables):
                 work = partial(_begin, conn, database, name, policy, audience, now_ms, chosen, anew)
-                begun.append(_patiently(chosen, name, work))
+                begun.append(patiently(chosen, name, work))
             for one in begun:
-                _patiently(chosen, one.table.sql_name, partial(_read, conn, one, chosen))
+                patiently(chosen, one.table.sql_name, partial(_read, conn, one, chosen))
             for _ in range(_PASSES):
                 if sum(_add(conn, one, _CHUNKS) for one in begun) < _FEW:
                     break
-            _patiently(chosen, begun[-1].table.sql_name, partial(_enter, conn, begun, now_ms, chosen))
+            patiently(chosen, begun[-1].table.sql_name, partial(_enter, conn, begun, now_ms, chosen))
         except BaseException as error:
             if not conn.closed:
                 _undo_all(conn, begun, chosen, error)
@@ -203,7 +201,7 @@ def _begin(
 ) -> _Gathering:
     what = f'capture of table "{name}" can\'t be turned on' if anew else f'table "{name}" can\'t be synced'
     with conn.transaction(), _clear(what, restricted=False):
-        _limit(conn, limits)
+        limit_attempt(conn, limits)
         found = find_database(conn, what, database)
         before = found.find(name) if anew else None
         if anew:
@@ -243,7 +241,7 @@ def _read(conn: Connection, one: _Gathering, limits: RegistrationLimits) -> None
     schema_name, table = one.database.schema_name, one.table
     with conn.transaction(), _clear(one.what, restricted=one.judged[1] is not None):
         conn.execute("set transaction isolation level repeatable read, read only")
-        conn.execute(f"set local lock_timeout = {min(_ATTEMPT_LOCK_MS, limits.lock_timeout_ms)}".encode())
+        conn.execute(f"set local lock_timeout = {min(ATTEMPT_LOCK_MS, limits.lock_timeout_ms)}".encode())
         conn.execute(f"set local statement_timeout = {limits.statement_timeout_ms}".encode())
         conn.execute(f"lock table {quote(schema_name)}.{quote(table.sql_name)} in access share mode".encode())
         [(one.moment,)] = conn.execute(_MOMENT).fetchall()
@@ -291,7 +289,7 @@ def _enter(conn: Connection, begun: Sequence[_Gathering], now_ms: int, limits: R
     sums = [one.sum.copy() for one in begun]
     try:
         with conn.transaction():
-            _limit(conn, limits)
+            limit_attempt(conn, limits)
             for one in begun:
                 _enter_one(conn, one, now_ms)
     except BaseException:
@@ -330,7 +328,7 @@ def _undo_all(conn: Connection, begun: Sequence[_Gathering], limits: Registratio
     """Undo each registration, also where another undo fails. Failures are noted at ``error``, for the janitor."""
     for one in begun:
         try:
-            _patiently(limits, one.table.sql_name, partial(_undo, conn, one, limits))
+            patiently(limits, one.table.sql_name, partial(_undo, conn, one, limits))
         except (psycopg.Error, RegistrationError) as failure:
             error.add_note(f'table "{one.table.sql_name}" goes on gathering until the janitor clears it up: {failure}')
 
@@ -338,7 +336,7 @@ def _undo_all(conn: Connection, begun: Sequence[_Gathering], limits: Registratio
 def _undo(conn: Connection, one: _Gathering, limits: RegistrationLimits) -> None:
     """Remove the triggers; those of a registration before are installed again, and disabled."""
     with conn.transaction():
-        _limit(conn, limits)
+        limit_attempt(conn, limits)
         schema_name, name = one.database.schema_name, one.table.sql_name
         if one.number not in triggers.gathering(conn, schema_name, name, one.database.id):
             return
@@ -349,29 +347,6 @@ def _undo(conn: Connection, one: _Gathering, limits: RegistrationLimits) -> None
             triggers.forget_gathered(conn, schema_name, name, one.database.id)
             triggers.install(conn, schema_name, name, one.database.id, one.was)
             triggers.switch(conn, schema_name, name, on=False)
-
-
-def _limit(conn: Connection, limits: RegistrationLimits) -> None:
-    limit(conn, replace(limits, lock_timeout_ms=min(_ATTEMPT_LOCK_MS, limits.lock_timeout_ms)))
-
-
-def _patiently(limits: RegistrationLimits, table: str, work: Callable[[], _R]) -> _R:
-    """Do ``work`` as soon as its locks are free. Each attempt is short, because later sessions wait behind it.
-
-    Raises:
-        RegistrationError: BUSY, or an error of ``work``.
-    """
-    retrying = Retrying(
-        retry=retry_if_exception_type((psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected)),
-        wait=wait_random(*_PAUSE_S),
-        stop=stop_after_delay(limits.lock_timeout_ms / 1000),
-        reraise=True,
-    )
-    try:
-        return retrying(work)
-    except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as error:
-        what = f'table "{table}" can\'t be registered'
-        raise refuse(what, TableRefusal.BUSY, "another session holds a lock on it; try again") from error
 
 
 @contextmanager

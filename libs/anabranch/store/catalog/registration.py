@@ -17,12 +17,13 @@ from __future__ import annotations
 import re
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import psycopg
 from psycopg.types.json import Jsonb
+from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random
 from ulid import ULID
 
 from anabranch.store.audiences.evaluated import EvaluationError, evaluate_anew
@@ -50,8 +51,12 @@ from anabranch.values import Table
 
 Connection = psycopg.Connection[Any]
 
+_R = TypeVar("_R")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}")
 _SEAL_KEY_BYTES = 32
+ATTEMPT_LOCK_MS = 400
+"""The longest that one attempt waits for a lock, and that writers of the table wait behind it."""
+_PAUSE_S = (0.1, 0.4)
 
 _LIMITS = """
 select set_config('lock_timeout', %(lock)s, true), set_config('statement_timeout', %(statement)s, true)
@@ -344,6 +349,30 @@ def limit(conn: Connection, limits: RegistrationLimits | None) -> None:
     """Set the transaction's limits."""
     chosen = limits or RegistrationLimits()
     conn.execute(_LIMITS, {"lock": str(chosen.lock_timeout_ms), "statement": str(chosen.statement_timeout_ms)})
+
+
+def limit_attempt(conn: Connection, limits: RegistrationLimits) -> None:
+    """Limit what one attempt may take of a lock, and of time."""
+    limit(conn, replace(limits, lock_timeout_ms=min(ATTEMPT_LOCK_MS, limits.lock_timeout_ms)))
+
+
+def patiently(limits: RegistrationLimits, table: str, work: Callable[[], _R]) -> _R:
+    """Do ``work`` as soon as its locks are free. Each attempt is short, because later sessions wait behind it.
+
+    Raises:
+        RegistrationError: BUSY, or an error of ``work``.
+    """
+    retrying = Retrying(
+        retry=retry_if_exception_type((psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected)),
+        wait=wait_random(*_PAUSE_S),
+        stop=stop_after_delay(limits.lock_timeout_ms / 1000),
+        reraise=True,
+    )
+    try:
+        return retrying(work)
+    except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as error:
+        what = f'table "{table}" can\'t be registered'
+        raise refuse(what, TableRefusal.BUSY, "another session holds a lock on it; try again") from error
 
 
 def tell(conn: Connection, database_id: int) -> None:

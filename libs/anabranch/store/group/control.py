@@ -15,7 +15,7 @@ from typing import Any
 import psycopg
 
 from anabranch.merge import RowVersion
-from anabranch.store.group import records
+from anabranch.store.group import records, versions
 from anabranch.store.inbox.undertaken import undertake
 from anabranch.store.session.engine import Session
 
@@ -54,7 +54,7 @@ def _write(conn: psycopg.Connection[Any], database_id: int) -> None:
     key = str(database_id)
     row = records.LogRow(_BATCH, 0, _NODE, _NO_TABLE, key, 4, b"", (), _HASH)
     records.write_log(conn, database_id, POSITION, [row])
-    records.insert_versions(conn, [records.VersionRow(_NO_TABLE, key, RowVersion(POSITION, _NODE, _BATCH))])
+    versions.insert_versions(conn, [versions.VersionRow(_NO_TABLE, key, RowVersion(POSITION, _NODE, _BATCH))])
     conflict = records.ConflictRow(_BATCH, 0, _NO_TABLE, key, _BATCH, b"", _BATCH, _NODE, _BATCH, _NODE)
     records.write_conflicts(conn, database_id, POSITION, [conflict])
     batch = records.BatchRow(_BATCH, _NODE, _NODE, _HASH * 2, 1, 0, POSITION, b"")

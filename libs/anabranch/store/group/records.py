@@ -3,15 +3,12 @@ group takes one statement for all kinds (``store.session.at_once``)."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import attrgetter
 from typing import Any, TypeVar
 
-from anabranch.merge.model import RowVersion, Stamp
-from anabranch.store.cells.index_keys import index_keys
 from anabranch.store.group import records_statements as statements
 from anabranch.store.inbox.claim import longer, renew
 from anabranch.store.log.seal import EMPTY_CHAIN
@@ -42,17 +39,6 @@ class LogRow:
     effect_hash: bytes
     audience_before: tuple[str, ...] | None = None
     audience_after: tuple[str, ...] | None = None
-
-
-@dataclass(slots=True)
-class VersionRow:
-    """The history of one row, as it is to be stored. ``audience``: of a tombstone in a restricted table, whom its row
-    was for."""
-
-    table_id: int
-    key: str
-    version: RowVersion
-    audience: tuple[str, ...] | None = None
 
 
 @dataclass(slots=True)
@@ -161,23 +147,9 @@ _conflict_fields = attrgetter(
     "cause",
 )
 _sum_fields = attrgetter("table_id", "row_count", "row_hash")
-_version_fields = attrgetter(
-    "last_position",
-    "last_node",
-    "last_batch",
-    "other_position",
-    "insert_position",
-    "insert_place",
-    "insert_node",
-    "insert_batch",
-    "tombstone_batch",
-    "stamps",
-    "overtaken",
-)
 _print_names = array_printer(Kind.STRING)
 _names_text = lru_cache(maxsize=4096)(_print_names)
 _audiences_text = lru_cache(maxsize=16384)(_print_names)
-_json_name = lru_cache(maxsize=4096)(json.dumps)
 
 
 def read_head(conn: Connection, database_id: int) -> Head:
@@ -186,25 +158,12 @@ def read_head(conn: Connection, database_id: int) -> Head:
     return Head(0, EMPTY_CHAIN) if row is None else Head(row[0], row[1])
 
 
-def read_versions(conn: Connection, rows: Iterable[tuple[int, str]]) -> Callable[[], dict[tuple[int, str], RowVersion]]:
-    """Ask for the history of each ``(table id, key text)`` that has one; the returned function reads the answer."""
-    wanted = sorted(set(rows))
-    if not wanted:
-        return dict
-    tables, keys = zip(*wanted, strict=True)
-    stored = index_keys(keys)
-    cursor = run(conn, statements.READ_VERSIONS, [int8_array(tables), text_array(stored, "key")])
-    if stored is keys:
-        return lambda: {(row[0], row[1]): _version(row) for row in cursor.fetchall()}
-    key_of = dict(zip(stored, keys, strict=True))
-    return lambda: {(row[0], key_of[row[1]]): _version(row) for row in cursor.fetchall()}
-
-
 def write_log(conn: Connection, database_id: int, position: int, rows: Sequence[LogRow]) -> None:
     """Append to the log."""
     if not rows:
         return
-    batches, ordinals, nodes, tables, keys, types, effects, changed, hashes, before, after = _columns(_log_fields, rows)
+    columns = columns_of(_log_fields, rows)
+    batches, ordinals, nodes, tables, keys, types, effects, changed, hashes, before, after = columns
     parameters = [
         int8(database_id),
         int8(position),
@@ -217,8 +176,8 @@ def write_log(conn: Connection, database_id: int, position: int, rows: Sequence[
         bytea_array(effects),
         text_array(list(map(_names_text, changed)), "changed"),
         bytea_array(hashes),
-        _audiences(before),
-        _audiences(after),
+        audiences_of(before),
+        audiences_of(after),
     ]
     execute(conn, statements.WRITE_LOG, parameters)
 
@@ -235,27 +194,11 @@ def append_effect(conn: Connection, database_id: int, position: int, row: LogRow
             renew(conn)
 
 
-def insert_versions(conn: Connection, rows: Sequence[VersionRow]) -> None:
-    """Store the history of rows that had none."""
-    if rows:
-        execute(conn, statements.INSERT_VERSIONS, _version_parameters(rows))
-
-
-def update_versions(conn: Connection, rows: Sequence[VersionRow]) -> None:
-    """Replace the history of rows that had one.
-
-    Raises:
-        RuntimeError: one had none, or is named twice.
-    """
-    if rows:
-        execute(conn, statements.UPDATE_VERSIONS, _version_parameters(rows), named=len(rows))
-
-
 def write_batches(conn: Connection, database_id: int, position: int, decided_ms: int, rows: Sequence[BatchRow]) -> None:
     """Store verdicts."""
     if not rows:
         return
-    batches, nodes, principals, hashes, status, reasons, places, verdicts = _columns(_batch_fields, rows)
+    batches, nodes, principals, hashes, status, reasons, places, verdicts = columns_of(_batch_fields, rows)
     parameters = [
         int8(database_id),
         int8(position),
@@ -276,7 +219,7 @@ def write_conflicts(conn: Connection, database_id: int, position: int, rows: Seq
     """Store values that lost."""
     if not rows:
         return
-    batches, ordinals, tables, keys, columns, values, *who, before, after, causes = _columns(_conflict_fields, rows)
+    batches, ordinals, tables, keys, columns, values, *who, before, after, causes = columns_of(_conflict_fields, rows)
     parameters = [
         int8(database_id),
         int8(position),
@@ -287,8 +230,8 @@ def write_conflicts(conn: Connection, database_id: int, position: int, rows: Seq
         text_array(columns, "column_name"),
         bytea_array(values),
         *(text_array(cells, "losing and winning") for cells in who),
-        _audiences(before),
-        _audiences(after),
+        audiences_of(before),
+        audiences_of(after),
         int8_array(causes),
     ]
     execute(conn, statements.WRITE_CONFLICTS, parameters)
@@ -298,7 +241,7 @@ def write_sums(conn: Connection, position: int, rows: Sequence[SumRow]) -> None:
     """Store the sums of the tables that the group changed."""
     if not rows:
         return
-    tables, counts, hashes = _columns(_sum_fields, rows)
+    tables, counts, hashes = columns_of(_sum_fields, rows)
     parameters = [int8(position), int8_array(tables), int8_array(counts), bytea_array(hashes)]
     execute(conn, statements.WRITE_SUMS, parameters)
 
@@ -367,59 +310,11 @@ def _payloads(head: str, ids: Sequence[str]) -> Iterable[str]:
     yield head + ",".join(ids[start:])
 
 
-def _columns(fields: Any, rows: Iterable[Any]) -> list[tuple[Any, ...]]:
+def columns_of(fields: Any, rows: Iterable[Any]) -> list[tuple[Any, ...]]:
+    """Rows as the columns that ``fields`` takes of each."""
     return list(zip(*map(fields, rows), strict=True))
 
 
-def _audiences(lists: Sequence[tuple[str, ...] | None]) -> Parameter:
+def audiences_of(lists: Sequence[tuple[str, ...] | None]) -> Parameter:
+    """Rows' audiences as a parameter."""
     return text_array([None if one is None else _audiences_text(one) for one in lists], "audience")
-
-
-def _version_parameters(rows: Sequence[VersionRow]) -> list[Parameter]:
-    rows = sorted(rows, key=attrgetter("table_id", "key"))
-    position, node, batch, other, at, place, by, into, tombstone, stamps, overtaken = _columns(
-        _version_fields, [row.version for row in rows]
-    )
-    return [
-        int8_array([row.table_id for row in rows]),
-        text_array(index_keys([row.key for row in rows]), "key"),
-        int8_array(position),
-        text_array(node, "last_node"),
-        text_array(batch, "last_batch"),
-        int8_array(other),
-        int8_array(at),
-        int8_array(place),
-        text_array(by, "insert_node"),
-        text_array(into, "insert_batch"),
-        text_array(tombstone, "tombstone_batch"),
-        text_array(list(map(_stamps_text, stamps)), "stamps"),
-        text_array(["{}" if not nodes else json.dumps(nodes) for nodes in overtaken], "overtaken"),
-        _audiences([row.audience for row in rows]),
-    ]
-
-
-def _stamps_text(stamps: dict[str, Stamp]) -> str:
-    if not stamps:
-        return "{}"
-    return (
-        "{"
-        + ",".join(
-            [
-                f"{_json_name(column)}:[{s.place},{_json_name(s.batch)},{_json_name(s.node)},{s.position}]"
-                for column, s in stamps.items()
-            ]
-        )
-        + "}"
-    )
-
-
-def _version(row: Sequence[Any]) -> RowVersion:
-    version = RowVersion(*row[2:11])
-    stamps, overtaken, audience = row[11:]
-    if stamps != "{}":
-        version.stamps = {column: Stamp(*stamp) for column, stamp in json.loads(stamps).items()}
-    if overtaken != "{}":
-        version.overtaken = json.loads(overtaken)
-    if audience is not None:
-        version.audience = tuple(audience)
-    return version
