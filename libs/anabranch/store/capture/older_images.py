@@ -54,6 +54,10 @@ class OlderImages:
         """The shape of the images of a captured change; None where it is the table's present one."""
         return self.shapes.of(table_id, captured_id) if self.era_of(table_id, captured_id) else None
 
+    def is_silent(self, table_id: int, captured_id: int) -> bool:
+        """Whether the images of a captured change say nothing of some column."""
+        return bool(self.unknown.get(table_id)) and self.era_of(table_id, captured_id) > 0
+
     def labels_of(self, table_id: int) -> Mapping[int, Mapping[str, str]]:
         """By the number of a column of an enumeration, the labels that have another name since, with that."""
         if table_id not in self._labels:

@@ -2,8 +2,13 @@
 altered, and how it is from there on.
 
 The event triggers write them (migration 0024), inside the transaction that alters; where there are none, ``notice``
-does. DDL keeps all other sessions from the table until its end. So of one table no image stands on the wrong side of a
-marker, and once a marker can be seen, so can all images before it.
+does. ALTER TABLE keeps all other sessions from the table until its end. So of one table no image stands on the wrong
+side of such a marker, and once it can be seen, so can all images before it.
+
+ALTER TYPE takes no lock of any table. A transaction that wrote to one before may be open when the marker can be seen,
+and commit at any moment: its images stand before the marker and come after it. One that began before may also go on to
+write, behind the marker, as the type was. So whoever handles a marker may at any moment find further images that are
+older.
 """
 
 from __future__ import annotations
