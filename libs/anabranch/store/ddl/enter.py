@@ -113,6 +113,18 @@ def enter(
     return Entered(version, message, done)
 
 
+def refuse_for_good(conn: Connection, database_id: int, markers: Sequence[Marker], *, now_ms: int) -> None:
+    """Set a table aside whose change can't be taken, as it is by the last of its ``markers``, which are deleted: it is
+    no change until it is altered again. Nothing tells why: by its look it may be as it was registered.
+
+    Raises:
+        psycopg.Error: Postgres refused it.
+    """
+    last = markers[-1]
+    conn.execute(_REFUSE, {"number": last.table_id, "relation": last.relation, "why": None, "now": now_ms})
+    delete(conn, database_id, markers)
+
+
 def _carried_out(conn: Connection, database: Database, change: TableChange, position: int, now_ms: int) -> TableChange:
     """The change as it was carried out."""
     numbers = {"database": database.id, "number": change.number, "now": now_ms}
