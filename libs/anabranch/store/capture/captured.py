@@ -347,11 +347,11 @@ def _decoded(
     """The rows of images of one table, which had ``shape``, None where that is its present one."""
     if older is not None and shape is not None:
         return decode_older(conn, table, shape, raws, older)
-    if older is None or not older.labels_of(table.id):
+    if older is None or not older.may_be_older(table.id):
         return decode(conn, database.schema_name, table, raws)
     try:
         with conn.transaction():
             return decode(conn, database.schema_name, table, raws)
     except UndecodableError:
-        # One may have a label that has another name since.
+        # A writer may have gone on with a type as it was before.
         return decode_older(conn, table, older.shapes.current[table.id], raws, older)
