@@ -10,8 +10,12 @@ import pytest
 from tests.integration.resolver.altering import alter, change, settle, told
 
 from anabranch.testkit.resolver_rig import ResolverRig
+from anabranch.testkit.waiting import until
 from anabranch_conflict_resolver.schema import group, rewriting
 
+ALL_HAVE_ENDED = """
+select bool_and((shape ->> 'until')::xid8 <= pg_snapshot_xmin(pg_current_snapshot())) from anabranch.captured_shapes
+"""
 RENAME = "alter type state rename value 'in_prgs' to 'in_progress'"
 
 
@@ -209,3 +213,35 @@ def test_a_table_whose_older_images_cannot_be_read_is_pulled_anew_by_itself(make
     rig.sql("update app.p set n = 3 where id = '2'")
     settle(rig)
     assert torn(rig) == []
+
+
+@pytest.mark.parametrize("name", ["row", "rows", "labels"])
+def test_a_further_change_forgets_no_shape_that_an_open_writer_still_needs(of_type: Any, name: str) -> None:
+    kind, value, statements, _ = COLUMNS[name]
+    rig = of_type(kind, value)
+    slow = rig.session()
+    slow.execute("update app.p set n = 2 where id = '1'")
+    alter(rig, *statements)
+    settle(rig)
+    alter(rig, "alter table other add column x text")
+    settle(rig)
+    alter(rig, "alter type site add attribute z text")
+    settle(rig)
+    head = rig.head
+    end(slow)
+    settle(rig)
+    assert told(rig, head) == [("p", "1", "UPDATE", {"id": "1", "n": 2})]
+    assert torn(rig) == []
+
+
+def test_shapes_are_forgotten_when_all_that_wrote_by_them_have_ended(of_type: Any) -> None:
+    rig = of_type("app.addr", "row('x', 1)")
+    kept = "select before_id from anabranch.captured_shapes order by before_id"
+    alter(rig, "alter type addr add attribute z text")
+    settle(rig)
+    [first] = rig.sql(kept)
+    until(lambda: rig.sql(ALL_HAVE_ENDED) == [(True,)], 60)
+    alter(rig, "alter type addr add attribute y text")
+    settle(rig)
+    [second] = rig.sql(kept)
+    assert second > first

@@ -39,15 +39,21 @@ _LEAVE: LiteralString = "select anabranch.leave_table(%(database)s, %(number)s)"
 _MOVE: LiteralString = "select anabranch.move_database(%(database)s)"
 _REFUSE: LiteralString = "select anabranch.refuse_table(%(number)s, %(relation)s::int8::oid, %(why)s, %(now)s)"
 _SHAPE_BEFORE: LiteralString = """
-insert into anabranch.captured_shapes (table_id, before_id, shape) values (%s, %s, %s)
+insert into anabranch.captured_shapes (table_id, before_id, shape)
+select %s, %s, %s || pg_catalog.jsonb_build_object('until', pg_catalog.pg_snapshot_xmax(s)::text)
+from pg_catalog.pg_current_snapshot() s
 on conflict (table_id, before_id) do nothing
 """
-# Markers show that all older images of their table can be seen: where there is none, none will come.
+# ALTER TYPE locks no table: transactions that began to write before it was seen may be open. They have lower numbers
+# than "until"; when the oldest that is open has no lower one, all that they have captured can be seen.
 _FORGET_SHAPES: LiteralString = """
 delete from anabranch.captured_shapes s using anabranch.synced_tables t
 where t.id = s.table_id and t.database_id = %(database)s and not exists (
     select from anabranch.captured c
-    where c.database_id = %(database)s and c.table_id = s.table_id and c.id < s.before_id and c.type <> 4
+    where c.database_id = %(database)s and c.table_id = s.table_id and c.type <> 4
+      and (c.id < s.before_id or c.xid < (s.shape ->> 'until')::xid8)
+) and coalesce(
+    (s.shape ->> 'until')::xid8 <= pg_catalog.pg_snapshot_xmin(pg_catalog.pg_current_snapshot()), true
 )
 """
 _CHANGED: LiteralString = """
