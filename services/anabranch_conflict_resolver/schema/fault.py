@@ -20,6 +20,7 @@ import structlog
 from anabranch.store.capture.captured import UndecodableError
 from anabranch.store.catalog.out_of_sync import mark_torn
 from anabranch.store.ddl import markers as marked
+from anabranch.store.ddl.changes import AlteredMeanwhileError
 from anabranch.store.ddl.enter import refuse_for_good
 from anabranch.store.ddl.markers import Marker
 from anabranch.store.group import control
@@ -31,7 +32,7 @@ from anabranch.store.session.errors import is_nobodys
 from anabranch.store.session.told import told
 from anabranch_conflict_resolver.group.cache import Cache, current
 from anabranch_conflict_resolver.group.context import Context
-from anabranch_conflict_resolver.schema.group import take_change
+from anabranch_conflict_resolver.schema.group import BusyTableError, take_change
 from anabranch_conflict_resolver.schema.waiting import look
 
 _log = structlog.get_logger()
@@ -137,6 +138,8 @@ def _why_not(conn: Session, cache: Cache, database_id: int, now_ms: int, number:
             altered = {marker.table_id for marker in others}
             without = {table.name for table in database.tables.values() if table.id in altered}
             take_change(context, cache, begun.head, work, without=without)
+    except (AlteredMeanwhileError, BusyTableError):
+        return None
     except UndecodableError as error:
         return _Why(str(error))
     except DatabaseError as error:

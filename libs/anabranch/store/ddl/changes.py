@@ -56,8 +56,8 @@ def changes_of(conn: Connection, database: Database, markers: Sequence[Marker], 
     changed in the end are among them (``nothing``), and those that can't be synced (``refused``), as one that this
     session may not read. ``position``: that of the group.
 
-    The tables are locked against further DDL, to the transaction's end, which so waits for a group commit at most;
-    where others hold a table, this fails at once. Nothing is written.
+    The tables are locked against further DDL, to the transaction's end, which so waits for a group commit at most, and
+    for no long one (``in_the_way``); where others hold a table, this fails at once. Nothing is written.
 
     Raises:
         AlteredMeanwhileError: a table has been altered since the markers were read.
