@@ -102,7 +102,8 @@ class Cache:
     (``undertaking``), since the process began at ``begun_s``. ``altered``: a change of tables by DDL waits;
     ``watched``: event triggers tell of such changes; without, the tables are looked at as a group begins and ends.
     ``markers``: the numbers of those of the change that waits, while what ends before it is drained;
-    ``alter_failures``: groups that have failed since one took such a change."""
+    ``alter_failures``: groups that have failed since one took such a change; ``gave_way``: those that let others alter
+    the tables first."""
 
     seal_key: Callable[[int], bytes] | None = None
     synced: SyncedDatabase | None = None
@@ -128,6 +129,7 @@ class Cache:
     watched: bool = False
     markers: Sequence[int] = ()
     alter_failures: int = 0
+    gave_way: int = 0
 
     def is_careful(self) -> bool:
         """Whether groups are written down: for ``CAREFUL_S``, and until no more waits than a group takes."""
@@ -160,7 +162,7 @@ class Cache:
         self.synced, self.shape, self.link = synced, shape, link
         self.outstanding, self.markers = Outstanding(), ()
         self.altered = self.all_may_cause = False
-        self.alter_failures = 0
+        self.alter_failures = self.gave_way = 0
         self.looked_s = time.monotonic()
         self.forget_sums()
         self.read_ahead.clear()

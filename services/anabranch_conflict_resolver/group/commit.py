@@ -35,7 +35,6 @@ from anabranch.merge import MutationType
 from anabranch.runtime.telemetry import span, tracing
 from anabranch.store.capture.captured import UndecodableError
 from anabranch.store.catalog.drift import fingerprint
-from anabranch.store.catalog.out_of_sync import mark_torn
 from anabranch.store.ddl.changes import AlteredMeanwhileError
 from anabranch.store.ddl.notice import notice
 from anabranch.store.group.waves import DatabaseError
@@ -60,6 +59,7 @@ from anabranch_conflict_resolver.group.tables import Kinds, SyncedDatabase
 from anabranch_conflict_resolver.group.undertaking import Chosen, choose, passed_over, put_down, settle, write_down
 from anabranch_conflict_resolver.schema.fault import failed
 from anabranch_conflict_resolver.schema.group import BusyTableError
+from anabranch_conflict_resolver.schema.tear import tear
 from anabranch_conflict_resolver.schema.turn import commit_change, first_in_line, is_altered
 from anabranch_conflict_resolver.schema.waiting import SchemaWork
 
@@ -153,9 +153,7 @@ def _failed(
             # A refusal of a statement that names the tables as they were is nobody's fault.
             return begun.rolled_back(drained=1)
         if isinstance(error, UndecodableError):
-            # Recorded in the database before anything is dropped, so that no reader goes on as if the log had it.
-            mark_torn(conn, database_id, error.table, now_ms=now_ms)
-            _log.error("captured changes are dropped: the table has to be registered anew", detail=error)
+            tear(conn, begun.context.synced, error, now_ms)
             return begun.rolled_back(drained=1)
     if cache.undertaken.alters:
         failed(conn, cache, database_id, now_ms, error)

@@ -4,8 +4,9 @@ aside, so that the other tables go on.
 Each trial takes the change of one table without the others, in a transaction that is rolled back. A table that fails
 alone is at fault, unless the cause is one of Postgres's own (a full disk, an operator, another session's lock), or an
 empty group fails as well (``store.group.control``): then nothing is said. The first time, what is captured of it is set
-aside: it has to be pulled anew, and its change is taken as that. Where that fails, too, its markers are dropped: it
-stays as it is until it is removed and added anew.
+aside: it has to be pulled anew, and its change is taken as that. Where that fails, too, or where a right is missing,
+which pulling needs as well, its change is refused for good (``enter.refuse_for_good``), in a transaction of its own:
+whoever looks finds no change of it until it is altered again, or removed and added anew.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ import structlog
 from anabranch.store.capture.captured import UndecodableError
 from anabranch.store.catalog.out_of_sync import mark_torn
 from anabranch.store.ddl import markers as marked
+from anabranch.store.ddl.changes import AlteredMeanwhileError
+from anabranch.store.ddl.enter import refuse_for_good
 from anabranch.store.ddl.markers import Marker
 from anabranch.store.group import control
 from anabranch.store.group.waves import DatabaseError
@@ -29,7 +32,7 @@ from anabranch.store.session.errors import is_nobodys
 from anabranch.store.session.told import told
 from anabranch_conflict_resolver.group.cache import Cache, current
 from anabranch_conflict_resolver.group.context import Context
-from anabranch_conflict_resolver.schema.group import take_change
+from anabranch_conflict_resolver.schema.group import BusyTableError, take_change
 from anabranch_conflict_resolver.schema.waiting import look
 
 _log = structlog.get_logger()
@@ -37,14 +40,15 @@ _TRIAL_MS = 60_000
 """How long a statement of a trial may take."""
 _FAILURES = 3
 """Groups that have to fail before a table is looked for."""
+_MISSING_RIGHT = "42501"
 _PUBLISH_EACH = 30
 """Of failures with no table to blame, one in so many is published."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChangeAtFault:
-    """A table whose change can't be taken, and why. ``called``: its name in SQL. ``for_good``: its change is
-    dropped."""
+    """A table whose change can't be taken, and why. ``called``: its name in SQL. ``for_good``: its change is refused
+    for good."""
 
     called: str
     why: str
@@ -90,35 +94,41 @@ def set_aside(conn: Session, cache: Cache, database_id: int, now_ms: int) -> lis
         psycopg.Error: the session is lost.
     """
     tables: dict[int, list[Marker]] = {}
-    torn: dict[int, str | None] = {}
     with _begun(conn, cache, database_id, now_ms) as begun:
-        if begun is not None:
-            database = begun.context.synced.database
-            for marker in begun.markers:
-                tables.setdefault(marker.table_id, []).append(marker)
-            for number in tables:
-                table = database.tables_by_id.get(number)
-                torn[number] = None if table is None or table.name in database.torn else table.name
+        if begun is None:
+            return []
+        database = begun.context.synced.database
+        for marker in begun.markers:
+            tables.setdefault(marker.table_id, []).append(marker)
     found = []
     for number, markers in tables.items():
-        why = _why_not(conn, cache, database_id, now_ms, number) if number else ""
-        if why:
-            name = torn[number]
-            if name is None:
-                marked.delete(conn, database_id, markers)
-            else:
-                mark_torn(conn, database_id, name, now_ms=now_ms)
+        why = _why_not(conn, cache, database_id, now_ms, number) if number else None
+        if why is not None:
+            table = database.tables_by_id.get(number)
+            for_good = why.for_good or table is None or table.name in database.torn
+            if table is not None:
+                mark_torn(conn, database_id, table.name, now_ms=now_ms)
+            if for_good:
+                refuse_for_good(conn, database_id, markers, now_ms=now_ms)
             conn.commit()
-            found.append(ChangeAtFault(markers[-1].sql_name, why, name is None))
+            found.append(ChangeAtFault(markers[-1].sql_name, why.text, for_good))
     return found
 
 
-def _why_not(conn: Session, cache: Cache, database_id: int, now_ms: int, number: int) -> str:
-    """Why a table's change can't be taken without the others; "" where it can, or where nothing can be said."""
+@dataclass(frozen=True, slots=True)
+class _Why:
+    """Why a change can't be taken. ``for_good``: nor can it be where its table is pulled anew."""
+
+    text: str
+    for_good: bool = False
+
+
+def _why_not(conn: Session, cache: Cache, database_id: int, now_ms: int, number: int) -> _Why | None:
+    """Why a table's change can't be taken without the others; None where it can, or where nothing can be said."""
     try:
         with _begun(conn, cache, database_id, now_ms) as begun:
             if begun is None:
-                return ""
+                return None
             context, database = begun.context, begun.context.synced.database
             allow(conn, _TRIAL_MS)
             mine = [marker for marker in begun.markers if marker.table_id in (number, 0)]
@@ -128,14 +138,17 @@ def _why_not(conn: Session, cache: Cache, database_id: int, now_ms: int, number:
             altered = {marker.table_id for marker in others}
             without = {table.name for table in database.tables.values() if table.id in altered}
             take_change(context, cache, begun.head, work, without=without)
+    except (AlteredMeanwhileError, BusyTableError):
+        return None
     except UndecodableError as error:
-        return str(error)
+        return _Why(str(error))
     except DatabaseError as error:
-        return "" if conn.closed or is_nobodys(error) else told(error)
+        nothing = conn.closed or is_nobodys(error)
+        return None if nothing else _Why(told(error), for_good=error.sqlstate == _MISSING_RIGHT)
     except Exception as error:
         # A fault of this program that some table triggers.
-        return told(error)
-    return ""
+        return _Why(told(error))
+    return None
 
 
 @contextmanager

@@ -13,13 +13,17 @@ The group, in one transaction and at one position:
    of the server, the last of its batches here.
 4. *recorded*: as any group; a reader alters its tables before it applies the group's effects.
 
+Whoever alters a table once more while values are told need not wait for all of them: a group that has run for a moment
+gives way, is rolled back, and takes both changes together. It does so a few times in a row, then goes on to its end.
+
 So each captured change, and each batch, is read by exactly one shape of its table. A table that is altered once more
 meanwhile shows by a new marker before the commit, and all of it is done again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+import time
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, replace
 
 from anabranch.errors import ServerError
@@ -28,9 +32,11 @@ from anabranch.store.capture.older_images import OlderImages
 from anabranch.store.capture.undrained import UndrainedError
 from anabranch.store.catalog.databases import Database
 from anabranch.store.ddl import markers as marked
+from anabranch.store.ddl.changes import AlteredMeanwhileError
 from anabranch.store.ddl.difference import TableChange
 from anabranch.store.ddl.enter import enter
 from anabranch.store.ddl.images import image_shapes
+from anabranch.store.ddl.in_the_way import is_in_the_way
 from anabranch.store.inbox.take import Head
 from anabranch.store.session.engine import Session
 from anabranch.store.session.plans import forget_plans
@@ -47,6 +53,12 @@ from anabranch_conflict_resolver.schema.waiting import SchemaWork, is_read, word
 
 _ROUNDS = 20
 """How often more may be captured of a table that is to be read than can be taken back."""
+
+
+GIVES_WAY_AT_MOST = 5
+"""How often in a row groups of one database give way to those who alter its tables once more."""
+GIVES_WAY_AFTER_S = 0.5
+"""A group that has run for less ends soon, or will be asked again."""
 
 
 class BusyTableError(ServerError):
@@ -76,11 +88,13 @@ def take_change(
     are left out, for a trial.
 
     Raises:
+        AlteredMeanwhileError: somebody waits to alter a table that it reads; it has to be tried again.
         BusyTableError: it has to be tried again.
         UndecodableError: a table has drifted.
         psycopg.Error: Postgres refused a statement.
     """
     conn, database, position = context.conn, context.synced.database, context.position
+    begun_s = time.monotonic()
     forget_plans(conn)
     entered = enter(conn, database, work.changes, position=position, now_ms=context.now_ms)
     marked.delete(conn, database.id, work.markers)
@@ -90,7 +104,7 @@ def take_change(
     message = words(changes, work.markers, entered.version if entered is not None else database.ddl_version)
     batch = ServerBatch(schema_batch_id(position), SchemaOrigin(work.markers[0].role, message), position)
     counted = Recount()
-    _tell(context, changes, batches, batch, counted)
+    _tell(context, changes, batches, batch, counted, lambda: _give_way(conn, cache, begun_s))
     for change in changes:
         _note_readers(context.synced, change, batch)
     drained = Drained([*batches, batch], (), NOTHING_CAUSED)
@@ -135,14 +149,27 @@ def _afterwards(conn: Session, synced: SyncedDatabase) -> SyncedDatabase:
     return replace(synced, older=older, unreadable=set(synced.database.torn))
 
 
+def _give_way(conn: Session, cache: Cache, begun_s: float) -> None:
+    if time.monotonic() - begun_s < GIVES_WAY_AFTER_S:
+        return
+    if cache.gave_way < GIVES_WAY_AT_MOST and is_in_the_way(conn):
+        cache.gave_way += 1
+        raise AlteredMeanwhileError("somebody waits to alter a table that the group reads")
+
+
 def _tell(
-    context: Context, changes: Sequence[TableChange], batches: list[ServerBatch], batch: ServerBatch, counted: Recount
+    context: Context,
+    changes: Sequence[TableChange],
+    batches: list[ServerBatch],
+    batch: ServerBatch,
+    counted: Recount,
+    give_way: Callable[[], None],
 ) -> None:
     conn, database = context.conn, context.synced.database
     read = [one.after.id for one in changes if one.after is not None and is_read(one)]
     for _ in range(_ROUNDS):
         try:
-            tell_values(context, changes, batch, counted)
+            tell_values(context, changes, batch, counted, give_way)
         except UndrainedError:
             found = concerned(conn, database.id, {}, read)
             if found is not None:

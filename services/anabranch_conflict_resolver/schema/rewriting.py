@@ -8,7 +8,7 @@ histories of the rows stay as they are, and no conflict arises.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 
 from anabranch.merge import SERVER_NODE
@@ -32,8 +32,15 @@ from anabranch_conflict_resolver.group.table import SyncedTable
 from anabranch_conflict_resolver.schema.waiting import is_read
 
 
-def tell_values(context: Context, changes: Sequence[TableChange], batch: ServerBatch, counted: Recount) -> None:
-    """Write the effects of ``changes`` as those of ``batch``, and count the tables that they concern.
+def tell_values(
+    context: Context,
+    changes: Sequence[TableChange],
+    batch: ServerBatch,
+    counted: Recount,
+    give_way: Callable[[], None],
+) -> None:
+    """Write the effects of ``changes`` as those of ``batch``, and count the tables that they concern. ``give_way`` is
+    called now and then, and raises where others are to go first.
 
     Raises:
         UndrainedError: too much was captured meanwhile; drain it, and begin with that table again.
@@ -44,11 +51,16 @@ def tell_values(context: Context, changes: Sequence[TableChange], batch: ServerB
         table = context.synced.tables[name]
         change = by_number.get(table.table.id)
         if change is not None and table.table.id not in counted.sums:
-            _tell_table(context, table, change, batch, counted)
+            _tell_table(context, table, change, batch, counted, give_way)
 
 
 def _tell_table(
-    context: Context, table: SyncedTable, change: TableChange, batch: ServerBatch, counted: Recount
+    context: Context,
+    table: SyncedTable,
+    change: TableChange,
+    batch: ServerBatch,
+    counted: Recount,
+    give_way: Callable[[], None],
 ) -> None:
     conn, synced = context.conn, context.synced
     new = change.before is None
@@ -73,6 +85,7 @@ def _tell_table(
                     counted.rows += _write(context, batch)
             count += len(rows)
             renew(conn)
+            give_way()
             # None is held while the next ones are read.
             del rows
     counted.sums[table.table.id] = (count, total % SUM_MODULUS)

@@ -22,11 +22,15 @@ from anabranch.store.ddl.images import image_shapes
 from anabranch.store.ddl.notice import notice
 from anabranch.store.ddl.shapes import columns_of
 from anabranch.store.session.engine import connect
+from anabranch.testkit.waiting import until
 from anabranch.v1 import snapshot_pb2
 from anabranch.values import Kind
 
 from .conftest import NAME, NOW_MS, World
 
+ALL_HAVE_ENDED = """
+select bool_and((shape ->> 'until')::xid8 <= pg_snapshot_xmin(pg_current_snapshot())) from anabranch.captured_shapes
+"""
 JOB = "create table app.job (id text primary key, title text, minutes integer)"
 
 
@@ -317,6 +321,7 @@ def test_images_stay_readable_by_the_columns_of_their_time(world: World) -> None
         names.append([column.name for column in columns_of(shape)])
     assert names == [["id", "title", "minutes"], ["id", "minutes"], ["id", "minutes", "note"]]
     world.sql("delete from anabranch.captured")
+    until(lambda: world.rows(ALL_HAVE_ENDED) == [(True,)], 60)
     world.sql("alter table app.job drop column note")
     world.follow()
     assert len(world.rows("select from anabranch.captured_shapes")) == 1

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import psycopg
 import pytest
-from tests.integration.resolver.altering import alter, change, markers, settle
+from tests.integration.resolver.altering import alter, change, markers, settle, unwatched
 
 from anabranch.store.ddl.difference import TableChange
 from anabranch.store.ddl.enter import enter
 from anabranch.testkit.resolver_rig import ResolverRig
 from anabranch.testkit.waiting import until
+from anabranch_conflict_resolver.group import cache
 from anabranch_conflict_resolver.schema import group
 
 TABLES = """
@@ -26,14 +28,14 @@ def rig(make_rig: Any) -> ResolverRig:
     return made
 
 
-def fails(monkeypatch: pytest.MonkeyPatch, number: int, *, always: bool) -> None:
+def fails(monkeypatch: pytest.MonkeyPatch, number: int, *, always: bool, error: type[Exception] = RuntimeError) -> None:
     """Have the entry of the change of a table's registration fail; where it is not ``always``, as long as the table is
     not pulled."""
 
     def or_fail(conn: Any, database: Any, changes: list[TableChange], **more: Any) -> Any:
         for one in changes:
             if one.number == number and (always or not one.pulled):
-                raise RuntimeError("a fault of the program")
+                raise error("a fault of the program")
         return enter(conn, database, changes, **more)
 
     monkeypatch.setattr(group, "enter", or_fail)
@@ -78,3 +80,65 @@ def test_a_table_that_another_session_holds_blames_nobody(rig: ResolverRig, work
     somebody.close()
     until(lambda: not markers(rig), 20)
     settle(rig)
+
+
+def _deny(rig: ResolverRig, table: str) -> None:
+    """Take all rights to a table from all but its owner."""
+    for (role,) in rig.sql(
+        "select distinct g.grantee::regrole::text from pg_class c cross join lateral aclexplode(c.relacl) g"
+        " where c.oid = %s::regclass and g.grantee not in (c.relowner, 0)",
+        [f"app.{table}"],
+    ):
+        rig.sql(f"revoke all on app.{table} from {role}")
+
+
+@pytest.mark.parametrize("watched", [True, False])
+def test_a_table_that_may_not_be_read_is_refused_alone_and_once(
+    rig: ResolverRig, watched: bool, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    if not watched:
+        unwatched(rig)
+        monkeypatch.setattr(cache, "_LOOK_S", 0.0)
+    _deny(rig, "bad")
+    alter(rig, "alter table bad add column u uuid default gen_random_uuid()")
+    good = rig.node("a").insert("good", {"id": "2", "title": "two"})
+    assert rig.commit is not None
+    for _ in range(20):
+        rig.commit(rig.database.id, 1_000, 0)
+    assert rig.outcome(good) == ["APPLIED"]
+    assert rig.sql("select name from anabranch.synced_tables where torn_ms is not null") == [("bad",)]
+    assert markers(rig) == 0
+    told = capsys.readouterr().out
+    assert told.count("[error") == 1
+    assert "may not read it" in told
+    rig.sql("grant select, insert, update, delete on app.bad to public")
+    alter(rig, "alter table bad add column x text")
+    settle(rig)
+    assert list(change(rig).pulled) == ["bad"]
+
+
+@pytest.mark.parametrize(("error", "told"), [(RuntimeError, 2), (psycopg.errors.InsufficientPrivilege, 1)])
+def test_a_change_that_fails_for_good_and_that_no_trigger_told_is_not_found_again(
+    rig: ResolverRig, monkeypatch: pytest.MonkeyPatch, capsys: Any, error: type[Exception], told: int
+) -> None:
+    unwatched(rig)
+    monkeypatch.setattr(cache, "_LOOK_S", 0.0)
+    fails(monkeypatch, rig.database.tables["bad"].id, always=True, error=error)
+    alter(rig, "alter table bad add column a text", "alter table good add column a text")
+    good = rig.node("a").insert("good", {"id": "2", "title": "two"})
+    failures = 0
+    assert rig.commit is not None
+    for _ in range(40):
+        try:
+            rig.commit(rig.database.id, 1_000, 0)
+        except error:
+            failures += 1
+    assert rig.outcome(good) == ["APPLIED"]
+    assert rig.sql("select name from anabranch.synced_tables where torn_ms is not null") == [("bad",)]
+    assert [table.name for table in change(rig).tables] == ["good"]
+    assert failures == 3 * told
+    assert capsys.readouterr().out.count("its change can't be taken") == told
+    monkeypatch.undo()
+    alter(rig, "alter table bad add column b text")
+    settle(rig)
+    assert list(change(rig).pulled) == ["bad"]

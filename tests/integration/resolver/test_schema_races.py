@@ -19,9 +19,10 @@ from tests.integration.resolver.altering import alter, change, lost, markers, se
 from anabranch import faults
 from anabranch.store.ddl.enter import enter
 from anabranch.testkit.resolver_rig import ResolverRig
+from anabranch.testkit.waiting import until
 from anabranch_conflict_resolver.group import attempt
 from anabranch_conflict_resolver.loop.seal_keys import SealKeys
-from anabranch_conflict_resolver.schema import group
+from anabranch_conflict_resolver.schema import group, rewriting
 
 TABLES = """
 create table job (id text primary key, title text, n integer, colour text);
@@ -147,6 +148,55 @@ def test_a_table_that_is_altered_once_more_before_the_commit_is_taken_with_both(
     assert len(taken) == 2
     assert [version for version, _ in versions(rig)] == [2]
     assert sorted(table.name for table in change(rig).tables) == ["job", "other"]
+
+
+ADD_EACH = "alter table job add column u uuid default gen_random_uuid()"
+
+
+def test_a_second_change_does_not_wait_until_the_values_of_the_first_are_sent(
+    rig: ResolverRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    second = threading.Thread(target=alter, args=(rig, "alter table job add column m integer default 5"))
+    tell = rewriting.tell_values
+
+    def and_somebody_waits(*arguments: Any, **more: Any) -> None:
+        if not second.ident:
+            second.start()
+            waits = "select count(*) from pg_locks where not granted and relation = 'app.job'::regclass"
+            until(lambda: rig.sql(waits) == [(1,)], 20)
+        tell(*arguments, **more)
+
+    monkeypatch.setattr(group, "tell_values", and_somebody_waits)
+    monkeypatch.setattr(group, "GIVES_WAY_AFTER_S", 0.0)
+    alter(rig, ADD_EACH)
+    assert rig.commit is not None
+    rig.commit(rig.database.id, 1_000, 0)
+    assert versions(rig) == []
+    second.join(20)
+    assert not second.is_alive()
+    settle(rig)
+    assert len(versions(rig)) == 1
+    [table] = change(rig).tables
+    assert {"u", "m"} <= {column.name for column in table.columns}
+
+
+def test_a_group_that_gave_way_again_and_again_goes_on_to_its_end(
+    rig: ResolverRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[int] = []
+
+    def always(conn: Any) -> bool:
+        looks.append(1)
+        return True
+
+    monkeypatch.setattr(group, "is_in_the_way", always)
+    monkeypatch.setattr(group, "GIVES_WAY_AFTER_S", 0.0)
+    for number, name in enumerate(("u", "v"), start=1):
+        looks.clear()
+        alter(rig, f"alter table job add column {name} uuid default gen_random_uuid()")
+        settle(rig)
+        assert len(versions(rig)) == number
+        assert len(looks) == group.GIVES_WAY_AT_MOST
 
 
 def test_batches_wait_while_a_table_is_being_altered_and_none_is_blamed(rig: ResolverRig, worker_of: Any) -> None:

@@ -351,11 +351,11 @@ def _decoded(
     if older is not None and shape is not None:
         return decode_older(conn, table, shape, raws, older)
     look = None if altered is None else partial(altered, table)
-    if older is None or not older.labels_of(table.id):
+    if older is None or not older.may_be_older(table.id):
         return decode(conn, database.schema_name, table, raws, altered=look)
     try:
         with conn.transaction():
             return decode(conn, database.schema_name, table, raws, altered=look)
     except UndecodableError:
-        # One may have a label that has another name since.
+        # A writer may have gone on with a type as it was before.
         return decode_older(conn, table, older.shapes.current[table.id], raws, older)

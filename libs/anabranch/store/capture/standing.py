@@ -1,6 +1,9 @@
 """The rows of a table as the log has them at the group that runs: as they stand now, with the changes taken back that
 are captured and not drained.
 
+A change that is older than its table is can't be taken back where it says nothing of some column: the row before it has
+a value there, and nobody knows which. It has to be drained.
+
 Both are of one moment, though the transaction is none of one snapshot: one query reads the table and the numbers of the
 changes that wait. A change that the group has drained is gone for it, and counts.
 """
@@ -39,7 +42,8 @@ def standing_rows(
     time, with nothing drained meanwhile.
 
     Raises:
-        UndrainedError: more changes wait than are taken back; drain them, and begin again.
+        UndrainedError: more changes wait than are taken back, or one that can't be; drain them, and begin again. No row
+            was given by then.
         UndecodableError: the table has drifted.
         psycopg.Error: Postgres refused it.
     """
@@ -98,5 +102,8 @@ def _taken_back(
     if size > MOST_BYTES:
         raise UndrainedError(table.sql_name)
     changes = captured_of(run(conn, _CHANGES, wanted))
+    if older is not None and any(older.is_silent(table.id, change.id) for change in changes):
+        why = f"changes of {table.sql_name!r} wait that are older than it is"
+        raise UndrainedError(table.sql_name, why)
     before, after = images(conn, database, changes, (), older)
     return undone(table, zip(before, after, strict=True))

@@ -60,13 +60,14 @@ where database_id = $1::int8::int and table_id = $2::int8::int and type <> 4 lim
 
 
 class UndrainedError(ServerError):
-    """More than ``MOST`` changes of the table wait for the resolver, or more than ``MOST_BYTES``: the caller may ask
-    again when the resolver has drained them."""
+    """More than ``MOST`` changes of the table wait for the resolver, or more than ``MOST_BYTES``, or such as can't be
+    undone: the caller may ask again when the resolver has drained them."""
 
     REASON = "UNAVAILABLE"
 
-    def __init__(self, table: str) -> None:
-        super().__init__(f"more than {MOST} changes of {table!r}, or {MOST_BYTES >> 20} MiB, wait for the resolver")
+    def __init__(self, table: str, why: str = "") -> None:
+        too_many = f"more than {MOST} changes of {table!r}, or {MOST_BYTES >> 20} MiB, wait for the resolver"
+        super().__init__(why or too_many)
 
 
 class OtherHistoryError(ServerError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, LiteralString
 
@@ -37,6 +37,11 @@ where n.nspname = 'anabranch' and p.proname = 'capture_truncate'
 _PRESENT: LiteralString = """
 select o.oid, anabranch.shape_of(o.oid::oid) from unnest(%s::int8[]) as o (oid)
 """
+_UNREAD: LiteralString = """
+select c.relname::text, session_user::text
+from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+where n.nspname = %s and c.relname = any(%s) and not pg_catalog.has_table_privilege(c.oid, 'SELECT')
+"""
 _AUDIENCE: LiteralString = "select expression from anabranch.followed_audience(%s)"
 
 
@@ -48,11 +53,11 @@ class AlteredMeanwhileError(ServerError):
 
 def changes_of(conn: Connection, database: Database, markers: Sequence[Marker], *, position: int) -> list[TableChange]:
     """One change for each table that ``markers`` name, in the order of their first markers. Tables of which nothing
-    changed in the end are among them (``nothing``), and new ones that can't be synced (``refused``). ``position``: that
-    of the group.
+    changed in the end are among them (``nothing``), and those that can't be synced (``refused``), as one that this
+    session may not read. ``position``: that of the group.
 
-    The tables are locked against further DDL, to the transaction's end, which so waits for a group commit at most;
-    where others hold a table, this fails at once. Nothing is written.
+    The tables are locked against further DDL, to the transaction's end, which so waits for a group commit at most, and
+    for no long one (``in_the_way``); where others hold a table, this fails at once. Nothing is written.
 
     Raises:
         AlteredMeanwhileError: a table has been altered since the markers were read.
@@ -67,10 +72,11 @@ def changes_of(conn: Connection, database: Database, markers: Sequence[Marker], 
         else:
             of_tables.setdefault(marker.table_id, []).append(marker)
     here = [of_table[-1].sql_name for of_table in of_tables.values() if not of_table[-1].dropped]
-    _lock(conn, schema_name, here)
+    unread = dict(conn.execute(_UNREAD, (schema_name, here)).fetchall())
+    _lock(conn, schema_name, [name for name in here if name not in unread])
     if [marker.id for marker in waiting(conn, database.id)] != [marker.id for marker in markers]:
         raise AlteredMeanwhileError("tables were altered while the group began")
-    return _Reading(conn, database, schema_name, position, of_tables).changes()
+    return _Reading(conn, database, schema_name, position, of_tables, unread).changes()
 
 
 def _lock(conn: Connection, schema_name: str, names: Iterable[str]) -> None:
@@ -91,7 +97,10 @@ class _Reading:
         schema_name: str,
         position: int,
         of_tables: dict[int, list[Marker]],
+        unread: Mapping[str, str],
     ) -> None:
+        # By name in SQL, tables that this session may not read, with its role.
+        self.unread = unread
         self.conn, self.database, self.position, self.of_tables = conn, database, position, of_tables
         rows = conn.execute(_REGISTERED, (database.id, list(of_tables))).fetchall()
         self.kept = {number: (shape, relation) for number, shape, relation in rows}
@@ -167,12 +176,21 @@ class _Reading:
         relation = self.relations.get(last.sql_name)
         if relation is None or table.id not in self.captured:
             return ["its direct writes are not captured: its triggers are gone"]
+        if refused := self._right(last.sql_name):
+            return refused
         policy = self.database.table_policies[table.name]
         restricted = table.name in self.database.restricted
         others = [name for number, name in self.called.items() if number != table.id]
         policy = policy.model_copy(update={"columns": {}})
         found = why_not(relation, self.types_of(relation), policy, others, restricted=restricted)
         return [refused.text for refused in found if refused.reason in STOPPING]
+
+    def _right(self, name: str) -> list[str]:
+        """Why a table can't be read, none where it can."""
+        if name not in self.unread:
+            return []
+        role = quote(self.unread[name])
+        return [f"role {role} may not read it: grant it SELECT, and alter it again, or remove it and add it anew"]
 
     def types_of(self, relation: Relation) -> Types:
         """All types of a relation."""
@@ -214,5 +232,6 @@ class _Reading:
         refusals = ["it is not there"]
         if relation := self.relations.get(last.sql_name):
             others = [one for number, one in self.called.items() if number != last.table_id]
-            refusals = [refused.text for refused in why_not(relation, self.types_of(relation), TablePolicy(), others)]
+            found = why_not(relation, self.types_of(relation), TablePolicy(), others)
+            refusals = self._right(last.sql_name) + [refused.text for refused in found]
         return new_table(last, last.shape, self.types, name=name, markers=markers, refusals=refusals)

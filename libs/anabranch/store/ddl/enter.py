@@ -39,15 +39,21 @@ _LEAVE: LiteralString = "select anabranch.leave_table(%(database)s, %(number)s)"
 _MOVE: LiteralString = "select anabranch.move_database(%(database)s)"
 _REFUSE: LiteralString = "select anabranch.refuse_table(%(number)s, %(relation)s::int8::oid, %(why)s, %(now)s)"
 _SHAPE_BEFORE: LiteralString = """
-insert into anabranch.captured_shapes (table_id, before_id, shape) values (%s, %s, %s)
+insert into anabranch.captured_shapes (table_id, before_id, shape)
+select %s, %s, %s || pg_catalog.jsonb_build_object('until', pg_catalog.pg_snapshot_xmax(s)::text)
+from pg_catalog.pg_current_snapshot() s
 on conflict (table_id, before_id) do nothing
 """
-# Markers show that all older images of their table can be seen: where there is none, none will come.
+# ALTER TYPE locks no table: transactions that began to write before it was seen may be open. They have lower numbers
+# than "until"; when the oldest that is open has no lower one, all that they have captured can be seen.
 _FORGET_SHAPES: LiteralString = """
 delete from anabranch.captured_shapes s using anabranch.synced_tables t
 where t.id = s.table_id and t.database_id = %(database)s and not exists (
     select from anabranch.captured c
-    where c.database_id = %(database)s and c.table_id = s.table_id and c.id < s.before_id and c.type <> 4
+    where c.database_id = %(database)s and c.table_id = s.table_id and c.type <> 4
+      and (c.id < s.before_id or c.xid < (s.shape ->> 'until')::xid8)
+) and coalesce(
+    (s.shape ->> 'until')::xid8 <= pg_catalog.pg_snapshot_xmin(pg_catalog.pg_current_snapshot()), true
 )
 """
 _CHANGED: LiteralString = """
@@ -111,6 +117,18 @@ def enter(
     commands = [marker for change in known for marker in change.markers]
     _enter_entry(conn, database.id, known, commands, version, position, now_ms, message)
     return Entered(version, message, done)
+
+
+def refuse_for_good(conn: Connection, database_id: int, markers: Sequence[Marker], *, now_ms: int) -> None:
+    """Set a table aside whose change can't be taken, as it is by the last of its ``markers``, which are deleted: it is
+    no change until it is altered again. Nothing tells why: by its look it may be as it was registered.
+
+    Raises:
+        psycopg.Error: Postgres refused it.
+    """
+    last = markers[-1]
+    conn.execute(_REFUSE, {"number": last.table_id, "relation": last.relation, "why": None, "now": now_ms})
+    delete(conn, database_id, markers)
 
 
 def _carried_out(conn: Connection, database: Database, change: TableChange, position: int, now_ms: int) -> TableChange:

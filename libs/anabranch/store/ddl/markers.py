@@ -2,8 +2,13 @@
 altered, and how it is from there on.
 
 The event triggers write them (migration 0024), inside the transaction that alters; where there are none, ``notice``
-does. DDL keeps all other sessions from the table until its end. So of one table no image stands on the wrong side of a
-marker, and once a marker can be seen, so can all images before it.
+does. ALTER TABLE keeps all other sessions from the table until its end. So of one table no image stands on the wrong
+side of such a marker, and once it can be seen, so can all images before it.
+
+ALTER TYPE takes no lock of any table. A transaction that wrote to one before may be open when the marker can be seen,
+and commit at any moment: its images stand before the marker and come after it. One that began before may also go on to
+write, behind the marker, as the type was. So whoever handles a marker may at any moment find further images that are
+older.
 """
 
 from __future__ import annotations
@@ -35,6 +40,16 @@ from anabranch.captured where database_id = %s and type = 4 order by id
 """
 _ANY: LiteralString = f"select {ANY_WAITING.format(database='%s')}"
 _DELETE: LiteralString = "delete from anabranch.captured where database_id = %s and type = 4 and id = any(%s)"
+
+_TO_PULL: LiteralString = """
+insert into anabranch.captured (database_id, table_id, xid, type, depth, new)
+select s.database_id, s.id, pg_catalog.pg_current_xact_id(), 4, 1,
+       pg_catalog.convert_to(pg_catalog.jsonb_build_object(
+           'sql_name', c.relname, 'relation', c.oid::int8, 'shape', anabranch.shape_of(c.oid),
+           'ambiguous', %(why)s::text)::text, 'UTF8')
+from anabranch.synced_tables s join pg_catalog.pg_class c on c.oid = anabranch.captured_by(s.database_id, s.id)
+where s.database_id = %(database)s and s.name = %(table)s
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +101,15 @@ def is_any_waiting(conn: Connection, database_id: int) -> bool:
 def delete(conn: Connection, database_id: int, markers: Iterable[Marker]) -> None:
     """Delete markers. Raises psycopg.Error."""
     conn.execute(_DELETE, (database_id, [marker.id for marker in markers]))
+
+
+def mark_to_pull(conn: Connection, database_id: int, table: str, why: str) -> None:
+    """Write a marker by which the table of an identity is pulled anew, altered or not: ``why``, for people.
+
+    Raises:
+        psycopg.Error: Postgres refused it.
+    """
+    conn.execute(_TO_PULL, {"database": database_id, "table": table, "why": why})
 
 
 def _marker(

@@ -131,8 +131,8 @@ def _column_of(column: Column, like: Shape | None) -> ShapeColumn:
 class ImageColumn:
     """A column of row images. ``oid`` stands before its values there: that of its type, or of text where the type has
     no binary form. ``read_as``: a type, as SQL names it, that reads those bytes whatever became of the column's own
-    type since; "" where no other type can: its values can be read only while ``deep`` is as it was, and the type is
-    there."""
+    type since; "" where no other type can: its values have to be brought to what the type is made of today (``deep``).
+    ``textual``: as of the shape's column."""
 
     number: int
     name: str
@@ -140,13 +140,14 @@ class ImageColumn:
     oid: int
     read_as: str
     deep: Mapping[str, Any] | None
+    textual: bool = False
 
 
 def columns_of(shape: Shape) -> tuple[ImageColumn, ...]:
     """The columns of the images of rows of that shape, as ``record_send`` makes them: the live ones in the order of
     their numbers."""
     return tuple(
-        ImageColumn(c.number, c.name, c.type, _TEXT if c.textual else c.type_oid, _read_as(c), c.deep)
+        ImageColumn(c.number, c.name, c.type, _TEXT if c.textual else c.type_oid, _read_as(c), c.deep, c.textual)
         for c in shape.columns
     )
 
