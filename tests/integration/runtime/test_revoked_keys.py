@@ -101,13 +101,15 @@ def test_every_process_refuses_a_revoked_key_within_a_second(
         key, revoked = stack.new_key("doomed", role="admin"), threading.Event()
         with futures.ThreadPoolExecutor(10) as pool:
             channels = {name: grpc.insecure_channel(address) for name, address in stack.addresses.items()}
+            known = threading.Barrier(len(services) + 1)
             waits = [
-                pool.submit(seconds_until_refused, channels[name], service, key, revoked)
+                pool.submit(seconds_until_refused, channels[name], service, key, known, revoked)
                 for name, service in services.items()
             ]
             stub = change_pb2_grpc.ChangeServiceStub(channels["snapshot"])
             stream = stub.Subscribe(change_pb2.SubscribeRequest(db_name="shop"), timeout=60, metadata=bearer(key))
             next(stream)
+            known.wait(30)
             revoke(url, key)
             revoked.set()
             began = time.monotonic()
