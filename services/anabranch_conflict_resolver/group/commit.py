@@ -121,7 +121,7 @@ def commit_group(
         cache.begin_anew()
         cache.given.clear()
         if isinstance(error, AlteredMeanwhileError) and isinstance(begun, _Begun):
-            # What event triggers have missed is written down for the next group.
+            # Markers that event triggers have missed are written down for the next group.
             is_altered(conn, begun.context.synced.database, ())
         return Outcome(True, drained=1)
     except BaseException as error:

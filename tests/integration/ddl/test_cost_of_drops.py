@@ -1,4 +1,4 @@
-"""What drops thousands of tables at once reads what is on record once, and not for each of them."""
+"""A command that drops thousands of tables reads the record once, and not for each of them."""
 
 from __future__ import annotations
 

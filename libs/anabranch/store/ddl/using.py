@@ -14,7 +14,7 @@ from itertools import pairwise
 _CUT = 4_000
 """The longest text of a command in a marker: one of that length is not whole."""
 _LONGEST_NAME = 63
-# What is not here is read in two ways, or not at all: comments in comments, strings in dollars, and strings with
+# Left out is what may be read in two ways: comments in comments, strings in dollars, and strings with
 # backslashes, which a session may have made escapes.
 _TOKEN = re.compile(
     r"""

@@ -1,4 +1,4 @@
-"""What SQLite refuses of a change stops one table, and never the sync."""
+"""A refusal of SQLite stops one table, and never the sync."""
 
 from __future__ import annotations
 
