@@ -37,10 +37,10 @@ import structlog
 from anabranch import faults
 from anabranch.errors import ServerError
 from anabranch.merge.retention import Bound
-from anabranch.store.catalog import ownerless
 from anabranch.store.log import partitions
 from anabranch.store.log.partitions import DEFAULT, Leaf
 from anabranch.store.retention import floor as retention
+from anabranch.store.retention import ownerless
 from anabranch.store.retention.floor import Kept, is_timeout
 from anabranch.store.retention.rows import ROWS, Limits, remove, remove_log
 from anabranch.store.retention.status import Look, look

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from anabranch.cli.schema.plan import Plan
+from anabranch.cli.schema.plan import MigrationPlan
 from anabranch.cli.schema.plan_lines import plan_json, plan_lines
 from anabranch.store.ddl.difference import TableChange
 from anabranch.store.group.casts import CastCell
 from anabranch.store.plan import queued
-from anabranch.store.plan.queued import WaitingBatch, WaitingBatches, pieces_of, queued_troubles
+from anabranch.store.plan.queued import ReadBatches, WaitingBatch, pieces_of, queued_troubles
 from anabranch.v1 import batch_pb2, value_pb2
 from anabranch.values import Column, Kind, Table
 from anabranch.values.table import FormerColumn
@@ -87,7 +87,7 @@ def test_batches_are_read_in_pieces_up_to_a_limit(monkeypatch: pytest.MonkeyPatc
     assert pieces_of([(5, 4), (4, 6), (3, 1), (2, 12), (1, 7), (0, 1)]) == [[5, 4], [3], [2], [1]]
     assert pieces_of([(2, 50), (1, 1)]) == [[2]], "one is read, however large it is"
     inbox = Inbox(dict.fromkeys(range(12), b"x" * 4), waiting=20)
-    batches = WaitingBatches(inbox, 1)  # type: ignore[arg-type]
+    batches = ReadBatches(inbox, 1)  # type: ignore[arg-type]
     assert (batches.read, batches.unread, inbox.asked) == (0, 13, [])
     found = iter(batches)
     assert next(found).id == "b11"
@@ -98,7 +98,7 @@ def test_batches_are_read_in_pieces_up_to_a_limit(monkeypatch: pytest.MonkeyPatc
 
 
 def test_no_batch_waits() -> None:
-    batches = WaitingBatches(Inbox({}), 1)  # type: ignore[arg-type]
+    batches = ReadBatches(Inbox({}), 1)  # type: ignore[arg-type]
     assert (list(batches), batches.read, batches.unread) == ([], 0, 0)
 
 
@@ -129,7 +129,9 @@ def test_rows_of_a_column_that_goes_are_told_once(copy: Copy) -> None:
 
 
 def test_what_was_not_read_is_told() -> None:
-    plan = Plan("shop", 1, (), batches=7, unread=12_345, troubles=(), apps={}, left_out=(), missing=(), writes=0)
+    plan = MigrationPlan(
+        "shop", 1, (), batches=7, unread=12_345, troubles=(), apps={}, left_out=(), missing=(), writes=0
+    )
     words = " ".join(" ".join(line.plain for line in plan_lines(plan, 80)).split())
     assert "of 7 batches that wait (the last ones; 12,345 more were not read), 0 would be refused" in words
     assert "not read" not in " ".join(line.plain for line in plan_lines(replace(plan, unread=0), 80))

@@ -15,7 +15,7 @@ from anabranch.embedded.binaries import PostgresUnavailableError, find_binaries
 from anabranch.store.ddl.difference import TableChange
 from anabranch.store.log.version_log import version_log
 from anabranch.store.plan.costs import Cost, CostKind, costs_of, warnings_of
-from anabranch.store.plan.queued import QueuedTrouble, WaitingBatches, queued_troubles
+from anabranch.store.plan.queued import QueuedTrouble, ReadBatches, queued_troubles
 from anabranch.store.plan.scratch import copy_structure, planned, read_source, run_script, scratch_database
 from anabranch.store.plan.script import Script, read_script
 from anabranch.store.plan.structure import dump_structure
@@ -26,7 +26,7 @@ HARD = frozenset({CostKind.PULL, CostKind.STOPS, CostKind.GONE})
 
 
 @dataclass(frozen=True, slots=True)
-class TablePlan:
+class MigratedTable:
     """A table that the migration changes, by its names in SQL before and after ("": it comes or goes). ``rows``: how
     many it has, None where that is not known."""
 
@@ -39,7 +39,7 @@ class TablePlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class MigrationPlan:
     """``version``: the database's schema version now. ``troubles``: those of batches that wait, of ``batches`` that
     were looked at, the last ones where ``unread`` more were left out; ``apps``: nodes by the earlier version that their
     app was built for, where these would need another one. ``left_out`` of the script, and ``missing`` from the copy, in
@@ -47,7 +47,7 @@ class Plan:
 
     database: str
     version: int
-    tables: tuple[TablePlan, ...]
+    tables: tuple[MigratedTable, ...]
     batches: int
     unread: int
     troubles: tuple[QueuedTrouble, ...]
@@ -65,7 +65,7 @@ class Plan:
 
 def make_plan(
     conn: Session, url: str, database: str, text: str, search_path: str | None, scratch_url: str | None
-) -> Plan:
+) -> MigrationPlan:
     """Plan the migration ``text`` for a database. ``conn``: a session with the real one at ``url``.
 
     Raises:
@@ -78,14 +78,14 @@ def make_plan(
     script = read_script(text)
     source = read_source(conn, url, database)
     structure = dump_structure(_pg_dump(), url)
-    batches = WaitingBatches(conn, source.database.id)
+    batches = ReadBatches(conn, source.database.id)
     with _scratch(scratch_url) as copy:
         missing = copy_structure(copy, structure, source, roles=scratch_url is None)
         run_script(copy, script, source, search_path=search_path)
         changes = planned(copy, database)
         with connect(copy, application_name="anabranch-plan", autocommit=True) as asked:
             troubles = queued_troubles(asked, batches, changes)
-    return Plan(
+    return MigrationPlan(
         database=database,
         version=source.database.ddl_version,
         tables=tuple(_table(change, source.rows) for change in changes),
@@ -99,10 +99,10 @@ def make_plan(
     )
 
 
-def _table(change: TableChange, rows: Mapping[int, int | None]) -> TablePlan:
+def _table(change: TableChange, rows: Mapping[int, int | None]) -> MigratedTable:
     before, after = change.before, change.after
     many = None if before is None else rows.get(before.id)
-    return TablePlan(
+    return MigratedTable(
         before="" if before is None else before.sql_name,
         after=after.sql_name if after is not None else "" if before is not None else change.markers[-1].sql_name,
         rows=many,

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from anabranch.cli.lines import fitted, paragraph
 from anabranch.cli.printable import printable
-from anabranch.cli.schema.plan import HARD, Plan, TablePlan
+from anabranch.cli.schema.plan import HARD, MigratedTable, MigrationPlan
 from anabranch.cli.status_lines import BOLD, RED, YELLOW
 from anabranch.store.plan.costs import CostKind
 
@@ -19,7 +19,7 @@ _SHOWN = 10
 """Batches that are shown; --json has all."""
 
 
-def plan_lines(plan: Plan, width: int) -> Iterator[Text]:
+def plan_lines(plan: MigrationPlan, width: int) -> Iterator[Text]:
     """The plan: each table with its costs, then batches, apps and notes."""
     if plan.tables:
         yield from fitted([f"database {printable(plan.database)}", f"schema version {plan.version + 1} comes"], width)
@@ -40,7 +40,7 @@ def plan_lines(plan: Plan, width: int) -> Iterator[Text]:
         yield from paragraph(printable(f"not in the copy: {line}"), width)
 
 
-def _table(table: TablePlan, width: int) -> Iterator[Text]:
+def _table(table: MigratedTable, width: int) -> Iterator[Text]:
     name = printable(table.before or table.after)
     rows = [] if table.rows is None else [f"{table.rows:,} rows"]
     yield from fitted([f'table "{name}"', *rows], width, style=BOLD)
@@ -53,7 +53,7 @@ def _table(table: TablePlan, width: int) -> Iterator[Text]:
         yield from paragraph(printable(text), width, 4, style=YELLOW)
 
 
-def _batches(plan: Plan, width: int) -> Iterator[Text]:
+def _batches(plan: MigrationPlan, width: int) -> Iterator[Text]:
     more = f" (the last ones; {plan.unread:,} more were not read)" if plan.unread else ""
     looked = f"of {plan.batches:,} batches that wait{more}"
     refused = len({one.batch_id for one in plan.troubles if one.refused})
@@ -64,6 +64,6 @@ def _batches(plan: Plan, width: int) -> Iterator[Text]:
         yield from paragraph(printable(text), width, 2, style=YELLOW if one.refused else "")
 
 
-def plan_json(plan: Plan) -> dict[str, Any]:
+def plan_json(plan: MigrationPlan) -> dict[str, Any]:
     """The plan as a JSON object."""
     return asdict(plan)

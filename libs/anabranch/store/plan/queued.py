@@ -51,7 +51,7 @@ class WaitingBatch(NamedTuple):
     payload: bytes
 
 
-class WaitingBatches:
+class ReadBatches:
     """The batches that wait, the last one first: read while they are iterated, a piece at a time. ``unread``: how many
     are left out, above ``MOST`` and ``MOST_BYTES``; ``read``: how many have been read. One that gets its verdict before
     it is read is neither.

@@ -69,7 +69,7 @@ class MigrationPlanError(ServerError, RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class SourceDatabase:
     """The real database as a plan needs it. ``rows``: by table number, as far as they are counted; ``search_path``:
     that of sessions of its role."""
 
@@ -98,7 +98,7 @@ def scratch_database(url: str) -> Iterator[str]:
             conn.execute(psycopg.sql.SQL("drop database {} with (force)").format(quoted))
 
 
-def read_source(conn: Session, url: str, database: str) -> Source:
+def read_source(conn: Session, url: str, database: str) -> SourceDatabase:
     """Read what a plan needs of the real database. ``url``: that of its sessions.
 
     Raises:
@@ -120,10 +120,10 @@ def read_source(conn: Session, url: str, database: str) -> Source:
     # With the settings that the role's own sessions have.
     with psycopg.connect(url, autocommit=True, application_name=_APPLICATION) as plain:
         [(search_path,)] = plain.execute("select current_setting('search_path')").fetchall()
-    return Source(found, kept, tables, rows, roles, search_path)
+    return SourceDatabase(found, kept, tables, rows, roles, search_path)
 
 
-def copy_structure(url: str, structure: str, source: Source, *, roles: bool) -> list[str]:
+def copy_structure(url: str, structure: str, source: SourceDatabase, *, roles: bool) -> list[str]:
     """Make the copy in the empty database at ``url``; gives what could not be copied, in words. ``roles``: the server
     is there for this alone, so that roles may be made in it.
 
@@ -172,7 +172,7 @@ def _try(conn: psycopg.Connection[Any], statement: str) -> str:
     return ""
 
 
-def run_script(url: str, script: Script, source: Source, *, search_path: str | None = None) -> None:
+def run_script(url: str, script: Script, source: SourceDatabase, *, search_path: str | None = None) -> None:
     """Run a migration in the copy, statement by statement.
 
     Raises:
