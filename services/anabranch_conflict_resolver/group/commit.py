@@ -186,7 +186,7 @@ def _begin(
         functions.warm()
     taken = claimed.answer()
     position = max(head.clock_ms + clock_offset_ms, head.position + 1)
-    work = first_in_line(conn, cache, synced.database, position)
+    work = first_in_line(conn, cache, synced.database, position) if cache.altered or cache.markers else None
     if work is not None:
         return _Begun(Context(conn, synced, position, now_ms, 0), head, (), (), cache.owed, limits.restarts, work)
     chosen = choose(taken, most, cache.owed)
