@@ -372,7 +372,7 @@ def test_a_device_shows_what_its_principal_may_see(slice_s: float) -> None:
     tell_histories(slice_s, FEW_EXAMPLES)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("slice_s", [0.0, 100.0], ids=["chunk by chunk", "at once"])
 def test_hundreds_of_histories_end_so(slice_s: float) -> None:

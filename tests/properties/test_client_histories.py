@@ -285,7 +285,7 @@ def test_every_history_ends_with_equal_rows_and_nothing_lost(order: str, many: i
     tell_histories(order, many, FEW_EXAMPLES)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("many", [16, 1], ids=["as it is", "every row coalesced"])
 @pytest.mark.parametrize("order", ["server", "edit"])
@@ -308,7 +308,7 @@ def test_every_history_ends_so_where_devices_choose_their_tables(order: str) -> 
     tell_histories(order, 1, FEW_EXAMPLES, histories_of_choices)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("many", [16, 1], ids=["as it is", "every row coalesced"])
 @pytest.mark.parametrize("order", ["server", "edit"])

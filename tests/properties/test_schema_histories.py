@@ -311,7 +311,7 @@ def test_every_history_ends_with_the_servers_rows_and_nothing_lost() -> None:
     tell_many(FEW)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(1_800)
 def test_hundreds_of_histories_end_so() -> None:
     tell_many(MANY)

@@ -21,7 +21,7 @@ TYPES = (
 )  # fmt: skip
 DEFAULTS = ("", "default null", "not null default 'x'", "default gen_random_uuid()", "default 7", "default now()")
 STEPS = 25
-SEEDS = (*range(20), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(20, 100)))
+SEEDS = (*range(20), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(20, 100)))
 
 
 class Altering:

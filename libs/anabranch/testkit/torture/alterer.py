@@ -27,7 +27,6 @@ from anabranch.store.cells.binary_cells import quote
 from anabranch.testkit.torture.changing_tables import GONE, NAME, ColumnThere, TablesThere, tables_there
 from anabranch.testkit.torture.records import open_record
 
-PAUSE_S = 0.3
 PATIENCE_S = 60.0
 MOST_TABLES = 6
 MOST_COLUMNS = 9
@@ -407,13 +406,14 @@ def main() -> None:
         told.put("stop")
 
     threading.Thread(target=listen, daemon=True).start()
-    alterer = Alterer(json.loads(sys.argv[1]))
+    given = json.loads(sys.argv[1])
+    alterer = Alterer(given)
     print("started", flush=True)
     line = ""
     while line != "stop":
         alterer.next()
         try:
-            line = told.get(timeout=alterer.chance.uniform(0, PAUSE_S))
+            line = told.get(timeout=alterer.chance.uniform(0, given["pause_s"]))
         except queue.Empty:
             continue
     print("stopped", flush=True)

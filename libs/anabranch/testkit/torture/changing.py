@@ -22,10 +22,19 @@ _MODULES = "anabranch.testkit.torture"
 
 
 class Changing:
-    """``nodes`` write over ``proxies``, one for each; ``alterers`` run the DDL. ``leave`` ends them all."""
+    """``nodes`` write over ``proxies``, one for each; ``alterers`` run the DDL, with pauses of at most ``pause_s``
+    seconds. ``leave`` ends them all."""
 
     def __init__(
-        self, conn: Session, stack: Stack, folder: Path, seed: int, proxy: Callable[[int], Proxy], leave: ExitStack
+        self,
+        conn: Session,
+        stack: Stack,
+        folder: Path,
+        seed: int,
+        proxy: Callable[[int], Proxy],
+        leave: ExitStack,
+        *,
+        pause_s: float,
     ) -> None:
         conn.execute(changing_tables.SQL.encode())
         registration.create_database(conn, changing_tables.NAME, changing_tables.NAME, changing_tables.POLICY)
@@ -49,7 +58,8 @@ class Changing:
             )
             for number, (file, own) in enumerate(zip(self._files, self.proxies, strict=True))
         ]
-        self.alterers = [Node(f"{_MODULES}.alterer", "alterer", folder, {"url": stack.database_url, "seed": seed})]
+        spec = {"url": stack.database_url, "seed": seed, "pause_s": pause_s}
+        self.alterers = [Node(f"{_MODULES}.alterer", "alterer", folder, spec)]
         for own in self.proxies:
             leave.callback(own.close)
         for process in (*self.nodes, *self.alterers):

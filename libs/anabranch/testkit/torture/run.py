@@ -34,6 +34,10 @@ from anabranch.testkit.torture.proxy import Proxy
 
 NODES = 3
 WRITERS = 2
+DDL_PAUSE_S = 0.3
+LAKE_DDL_PAUSE_S = 2.0
+"""The longest pause between two transactions with DDL. Beside the compactor they are fewer: a run of it reads all of
+them, and takes the processors for as long."""
 _MODULES = "anabranch.testkit.torture"
 
 
@@ -146,7 +150,15 @@ def torture(
         moves = None
         if with_ddl:
             with connect(url, application_name="torture", autocommit=True) as conn:
-                moves = Changing(conn, stack, folder, seed, lambda n: _proxy(stack, seed * 100 + NODES + n), leave)
+                moves = Changing(
+                    conn,
+                    stack,
+                    folder,
+                    seed,
+                    lambda n: _proxy(stack, seed * 100 + NODES + n),
+                    leave,
+                    pause_s=LAKE_DDL_PAUSE_S if with_lake else DDL_PAUSE_S,
+                )
         beside = () if moves is None else (changing_tables.NAME,)
         life = Lake(stack, database, folder, follower.record, random.Random(seed), say, beside) if with_lake else None
         if life is not None:
