@@ -195,3 +195,12 @@ class _Bases:
         self._skip.update(dict.fromkeys(self._folded.misfits, _NEVER))
         # The own writes that a table shows are not in its base before it has been pulled.
         self._show({name: keys for name, keys in touched.items() if self._skip.get(name) != _NEVER})
+
+
+def cut(page: change_pb2.Page, position: int) -> change_pb2.Page:
+    """The part of a page up to ``position``, which is that of a group or before all of them."""
+    return change_pb2.Page(
+        groups=[group for group in page.groups if group.position <= position],
+        reached=position_pb2.Position(epoch=page.reached.epoch, server_timestamp_ms=position),
+        audiences=page.audiences if page.HasField("audiences") else None,
+    )

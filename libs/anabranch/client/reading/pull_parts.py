@@ -58,13 +58,7 @@ def put(tx: Tx, table: DeviceTable, response: snapshot_pb2.PullResponse, chunk: 
         OtherShapeError: it has other columns now.
         CallFailed: the chunk is of another history than those before it.
     """
-    read_for, now = table, tx.tables.get(table.name)
-    if now is None:
-        raise GivenUpError
-    if now.table.column_names != read_for.table.column_names:
-        raise OtherShapeError(now.table)
-    # Under the names that it has by now.
-    table = now
+    table = _as_it_is_now(tx, table)
     as_of = response.as_of
     row = tx.conn.execute(
         "SELECT pull_table, pull_first_ms, pull_epoch FROM _db_tables WHERE name = ?", (table.name,)
@@ -110,6 +104,16 @@ def put(tx: Tx, table: DeviceTable, response: snapshot_pb2.PullResponse, chunk: 
             table.name,
         ),
     )
+
+
+def _as_it_is_now(tx: Tx, read_for: DeviceTable) -> DeviceTable:
+    """The table that rows were read for, under the names that it has by now. Raises GivenUpError, OtherShapeError."""
+    now = tx.tables.get(read_for.name)
+    if now is None:
+        raise GivenUpError
+    if now.table.column_names != read_for.table.column_names:
+        raise OtherShapeError(now.table)
+    return now
 
 
 def newest_part(conn: sqlite3.Connection, names: Collection[str]) -> position_pb2.Position | None:

@@ -23,7 +23,7 @@ from anabranch.client.overlay.pendings import Pendings
 from anabranch.client.principal import owned
 from anabranch.client.queue import settle
 from anabranch.client.reading import rewind, seen, sums
-from anabranch.client.reading.apply import AppliedPage, Applier
+from anabranch.client.reading.apply import AppliedPage, Applier, cut
 from anabranch.client.reading.arrow_rows import OtherShapeError
 from anabranch.client.reading.bootstrap import Bootstrap, Progress
 from anabranch.client.reading.describing import Describing
@@ -268,7 +268,7 @@ class Reader:
             self._hear(response.state, current)
             self._describing.require_version(response.page)
             if up_to is not None and response.page.reached.server_timestamp_ms > up_to:
-                applied = applier.page(_cut(response.page, up_to))
+                applied = applier.page(cut(response.page, up_to))
             else:
                 applied = applier.page(response.page, response.sums)
             token = response.next_page_token
@@ -396,12 +396,3 @@ class Reader:
         stream = self._stream
         if stream is not None:
             stream.cancel()
-
-
-def _cut(page: change_pb2.Page, position: int) -> change_pb2.Page:
-    """The part of a page up to ``position``, which is that of a group or before all of them."""
-    return change_pb2.Page(
-        groups=[group for group in page.groups if group.position <= position],
-        reached=position_pb2.Position(epoch=page.reached.epoch, server_timestamp_ms=position),
-        audiences=page.audiences if page.HasField("audiences") else None,
-    )
