@@ -31,6 +31,7 @@ from decimal import Decimal, InvalidOperation
 from typing import Any
 from uuid import UUID
 
+from anabranch.errors import AnabranchError
 from anabranch.values.calendar import DAY_US, timestamp_text, timestamp_us
 from anabranch.values.cells import (
     DATE_INFINITY,
@@ -54,7 +55,7 @@ _EPOCH = date(1970, 1, 1).toordinal()
 _MICROSECOND = timedelta(microseconds=1)
 
 
-class OutOfRangeError(ValueError):
+class NumberRangeError(AnabranchError, ValueError):
     """The column's type can't hold the number; a wider one, which the column may have by now, may."""
 
 
@@ -88,7 +89,7 @@ def _integer(low: int, high: int) -> Converter:
         if not isinstance(value, int) or isinstance(value, bool):
             raise _wrong(value, "int")
         if not low <= value <= high:
-            raise OutOfRangeError(f"is outside {low} to {high}")
+            raise NumberRangeError(f"is outside {low} to {high}")
         return int(value)
 
     return convert

@@ -24,7 +24,7 @@ from anabranch.v1 import batch_pb2, snapshot_pb2
 from anabranch.values import Cell
 from anabranch.values.cells import Literal
 from anabranch.values.growth import growth_of
-from anabranch.values.python import Converter, OutOfRangeError, converter
+from anabranch.values.python import Converter, NumberRangeError, converter
 
 Cells = dict[str, Cell]
 _LOCAL: Origin = "local"
@@ -69,7 +69,7 @@ class WriteChecks:
             if sure is not None and sure.judge is not None and type(cell) is not Literal:
                 sure.judge(cell)
             return cell
-        except (SurelyRefusedError, OutOfRangeError) as error:
+        except (SurelyRefusedError, NumberRangeError) as error:
             raise SurelyRefusedError(f"{self._name}.{column}: {error}") from None
         except ValueError as error:
             raise ValueError(f"{self._name}.{column}: {error}") from None

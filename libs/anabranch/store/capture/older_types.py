@@ -13,6 +13,7 @@ import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from anabranch.errors import ServerError
 from anabranch.store.capture.rows import fields_of, image_of
 
 Deep = Mapping[str, Any]
@@ -21,7 +22,7 @@ Field = tuple[int, bytes | None]
 _int = struct.Struct(">i")
 
 
-class StrangeValueError(ValueError):
+class StrangeValueError(ServerError, ValueError):
     """A value is as none of the types that it may be of."""
 
 

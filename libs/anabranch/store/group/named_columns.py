@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from anabranch.errors import ServerError
 from anabranch.values import Column, Table
 from anabranch.values.table import FormerColumn
 
 
-class UnknownColumnError(ValueError):
+class UnknownColumnError(ServerError, ValueError):
     """A batch names a column that its table does not have, or one twice."""
 
 
