@@ -134,6 +134,7 @@ def test_the_floor_of_the_write_path_is_as_fast_as_the_server_alone(postgres_ser
     hold("the floor, against the server alone", floor_s, server_s, 1 / AS_FAST)
 
 
+@pytest.mark.slow
 def test_the_floor_is_captured_by_nothing(bench_database: tuple[str, Database]) -> None:
     url, database = bench_database
     batches = workload.clients(1, 40, 10, time.time_ns() // 1_000_000)[0].batches

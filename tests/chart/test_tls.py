@@ -144,6 +144,7 @@ def test_the_migration_before_an_upgrade_meets_a_bundled_postgres_without_tls(he
     assert set(ways.values()) == {("verify-full", "postgres-tls/ca.crt")}
 
 
+@pytest.mark.slow
 def test_an_upgrade_of_a_release_that_speaks_plaintext_asks_for_a_word(helm: Helm) -> None:
     with cluster() as where:
         for name, one in of_kind(helm.render({**DATABASE, "tls": {"enabled": False}}), "Service").items():

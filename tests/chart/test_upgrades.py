@@ -28,6 +28,7 @@ def _secrets(objects: Objects) -> dict[str, dict[str, str]]:
     return {name: one["data"] for name, one in of_kind(objects, "Secret").items()}
 
 
+@pytest.mark.slow
 def test_generated_secrets_are_kept_over_upgrades(helm: Helm) -> None:
     """P01: an upgrade without a change leaves the secrets identical."""
     with cluster() as where:

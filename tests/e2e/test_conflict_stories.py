@@ -14,6 +14,7 @@ BOOKS = {
 }
 
 
+@pytest.mark.slow
 def test_updates_of_different_columns_are_merged(story: Teller) -> None:
     told = story(TODO)
     a, b, x = told.node("a"), told.node("b"), new_id()
@@ -30,6 +31,7 @@ def test_updates_of_different_columns_are_merged(story: Teller) -> None:
     assert told.conflicts == []
 
 
+@pytest.mark.slow
 def test_promise_6_with_order_server_the_later_arrival_wins_and_the_loser_can_be_read(story: Teller) -> None:
     told = story(TODO, policy={"order": "server"})
     a, b, x = told.node("a"), told.node("b"), new_id()
@@ -178,6 +180,7 @@ def test_promise_7_after_a_rejection_later_batches_that_still_make_sense_are_kep
     assert b.dead == [("ROW_DELETED", "todo")] * 2
 
 
+@pytest.mark.slow
 def test_a_dead_letter_is_edited_and_replayed_as_a_new_batch(story: Teller) -> None:
     told = story(BOOKS)
     a, b, p, k = told.node("a"), told.node("b"), new_id(), new_id()

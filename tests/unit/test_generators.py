@@ -64,6 +64,7 @@ def holders() -> frozenset[str]:
     return frozenset(found)
 
 
+@pytest.mark.slow
 def test_there_are_such_generators(holders: frozenset[str]) -> None:
     assert {"pull", "compare", "pull_base", "follow", "serve_stream", "base_rows"} <= holders
 

@@ -51,6 +51,7 @@ def test_slow_and_long_tests_run_when_they_are_asked_for(
         result.stdout.fnmatch_lines(["*it is slow: make test-slow runs it", "*it is long: make test-long runs it"])
 
 
+@pytest.mark.slow
 def test_none_begins_after_the_moment_that_is_given(tests: pytest.Pytester) -> None:
     late = tests.runpytest_subprocess(*PLUGIN, "--long", "-s", "--until", str(int(time.time()) - 1))
     late.assert_outcomes(skipped=3)

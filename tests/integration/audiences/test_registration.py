@@ -255,6 +255,7 @@ def test_a_column_that_the_expression_reads_is_dropped_or_altered(filled: Sessio
     assert filled.execute("select count(*) from anabranch.audience_sums").fetchone() == (0,)
 
 
+@pytest.mark.slow
 def test_a_table_that_was_restricted_is_not_added_for_everybody_by_mistake(filled: Session) -> None:
     add_table(filled, "d", "job", audience=TEAM)
     remove_table(filled, "d", "job")

@@ -164,6 +164,7 @@ def test_options_of_the_url_are_kept_and_ours_win(database_url: str) -> None:
     assert settings["DateStyle"].startswith("ISO")
 
 
+@pytest.mark.slow
 def test_a_statement_without_end_is_ended(database_url: str) -> None:
     options = SessionOptions(statement_timeout_ms=50)
     with (

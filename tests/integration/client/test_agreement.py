@@ -229,6 +229,7 @@ def test_a_row_that_the_log_never_had_is_adopted_into_the_sum_and_repaired_on_de
     assert run_verify(here, "--device", str(here.folder / "a.db"))[0] == 0
 
 
+@pytest.mark.slow
 def test_verify_refuses_what_it_cannot_tell(here: Any, place: Any) -> None:
     assert run_verify(here, "--table", "nothing")[0] == 2
     other = place({"items": "id bigint primary key"})

@@ -40,6 +40,7 @@ def here(place: Any) -> Any:
     return made
 
 
+@pytest.mark.slow
 def test_a_chosen_table_whose_references_are_not_is_kept_in_step(here: Any) -> None:
     whole, some = here.device("whole"), here.device("some", tables=["note"])
     for device in (whole, some):

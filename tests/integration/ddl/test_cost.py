@@ -41,6 +41,7 @@ def costs(world: World, statement: str, undo: str) -> float:
     return statistics.median(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tables", [20, 100])
 def test_a_column_is_added_within_a_millisecond_more(world: World, tables: int) -> None:
     for number in range(tables):

@@ -45,6 +45,7 @@ def reads(world: World) -> int:
     return int(count)
 
 
+@pytest.mark.slow
 def test_of_schemas(many: World) -> None:
     for schema, gone in (("parts", 0), ("app", SYNCED)):
         with many.conn.transaction():

@@ -267,6 +267,7 @@ def test_a_table_with_another_key_is_pulled_under_another_number_and_goes_on_cap
     assert former.table.id == was
 
 
+@pytest.mark.slow
 def test_a_table_that_is_pulled_stays_uncaptured_where_it_was(world: World) -> None:
     capture_off(world.conn, NAME, "job", now_ms=NOW_MS)
     world.sql("alter table app.job drop constraint job_pkey, add primary key (id, title)")

@@ -299,6 +299,7 @@ def test_what_goes_wrong_in_our_functions_fails_no_ddl(world: World) -> None:
     assert notices == []
 
 
+@pytest.mark.slow
 def test_ddl_does_not_wait_for_a_table_of_ours(world: World) -> None:
     with connect(world.url, application_name="migration") as migration:
         migration.execute("lock table anabranch.synced_tables in access exclusive mode")

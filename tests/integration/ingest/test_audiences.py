@@ -111,6 +111,7 @@ def test_new_rules_hold_for_calls_that_come_after_them(rig: IngestRig, db_name: 
     assert sent(rig, device) == (["group:g1"], None)
 
 
+@pytest.mark.slow
 def test_a_batch_that_waits_keeps_what_it_was_sent_with(rig: IngestRig, db_name: str) -> None:
     set_rules(rig, db_name, TEAMS)
     device = device_of(rig, db_name, sub="alice", teams=["t1"])

@@ -78,6 +78,7 @@ def test_a_call_in_the_name_of_anothers_node_is_refused_and_never_locks_its_row(
     assert caught.value.reason == "WRONG_PRINCIPAL"
 
 
+@pytest.mark.slow
 def test_a_node_that_stays_held_is_given_up_at_the_deadline(
     rig: IngestRig, device: Device, resolver: VerdictWriter
 ) -> None:

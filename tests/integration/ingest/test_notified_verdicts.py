@@ -60,6 +60,7 @@ class Told:
         return answer.verdicts[0]
 
 
+@pytest.mark.slow
 def test_a_verdict_comes_with_the_notification(rig: IngestRig, device: Device, resolver: VerdictWriter) -> None:
     resolver.paused.set()
     call = Told(rig, device)
@@ -92,6 +93,7 @@ def test_forged_notifications_are_told_of_now_and_then(rig: IngestRig, device: D
     assert 1 <= len(told_of) <= 3
 
 
+@pytest.mark.slow
 def test_a_verdict_told_to_another_principal_is_not_shown(
     rig: IngestRig, device: Device, resolver: VerdictWriter
 ) -> None:

@@ -69,6 +69,7 @@ def working_sessions_end(sql: Sql) -> None:
     assert len(ended) > 1
 
 
+@pytest.mark.slow
 def test_an_answer_proves_what_its_verdicts_say(device: Device, resolver: VerdictWriter, sql: Sql) -> None:
     for _ in range(20):
         answer = device.send(device.payload())
@@ -112,6 +113,7 @@ def test_promise_9_a_broken_session_does_not_hide_a_rewind(
     assert other.send(other.payload(), token=b"0123456789abcdef").verdicts[0].status == APPLIED
 
 
+@pytest.mark.slow
 def test_promise_9_a_send_notices_a_rewind_by_a_verdict_alone_and_appends_nothing(
     device: Device, new_device: Devices, resolver: VerdictWriter, sql: Sql
 ) -> None:
@@ -171,6 +173,7 @@ def test_in_another_postgres_cluster_a_contradiction_is_a_rewind(
     assert refusal(device, device.payload()) == "INVALID_POSITION"
 
 
+@pytest.mark.slow
 def test_two_that_notice_at_once_begin_one_epoch(new_device: Devices, resolver: VerdictWriter, sql: Sql) -> None:
     devices = [new_device() for _ in range(3)]
     for device in devices:

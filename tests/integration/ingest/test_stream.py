@@ -41,6 +41,7 @@ def flush(device: Device, requests: Requests, timeout_s: float = 20) -> list[ver
     return verdicts
 
 
+@pytest.mark.slow
 def test_a_long_flush(device: Device, resolver: VerdictWriter) -> None:
     payloads = [device.payload() for _ in range(3_000)]
 

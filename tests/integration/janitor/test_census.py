@@ -118,6 +118,7 @@ def test_what_waits_is_told_when_no_resolver_runs(ground: Ground) -> None:
         tell(Counted({}, {}, {}, [], {}, {}, 0, {}, {}))
 
 
+@pytest.mark.slow
 def test_what_was_captured_is_told_with_the_time_since_it_was_first_seen(ground: Ground) -> None:
     settings = load_settings(JanitorSettings, postgres_url=ground.url)
     moments: Moments = {}

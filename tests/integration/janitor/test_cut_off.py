@@ -80,6 +80,7 @@ def test_it_is_told_of_and_a_sweep_clears_it_up(other: Ground) -> None:
     assert [database.cut_off for database in read_status(other.conn)[1]] == [()]
 
 
+@pytest.mark.slow
 def test_one_that_runs_is_left_alone(other: Ground) -> None:
     make_database(other.conn, "second")
 

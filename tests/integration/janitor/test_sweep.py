@@ -312,6 +312,7 @@ def test_writers_and_readers_go_on_while_it_sweeps(ground: Ground) -> None:
     assert slowest < 5
 
 
+@pytest.mark.slow
 def test_pieces_shrink_when_they_take_too_long(ground: Ground) -> None:
     with connect(ground.url, application_name="slow", autocommit=True) as conn:
         conn.execute("set statement_timeout = 100")

@@ -126,6 +126,7 @@ def test_who_reads_without_writing_is_refused_with_the_row_as_it_is(make_rig: An
     assert rig.outcome(refused) == "FORBIDDEN"
 
 
+@pytest.mark.slow
 def test_a_trigger_that_moves_a_row_counts(make_rig: Any) -> None:
     trigger = """
     create function to_two() returns trigger language plpgsql as
@@ -412,6 +413,7 @@ def test_what_a_failing_query_missed_counts_once_its_rows_are_mended(rig: Resolv
     assert rig.conn.execute("select count(*) from anabranch.audiences_missed").fetchone() == (0,)
 
 
+@pytest.mark.slow
 def test_a_query_that_fails_for_one_holds_up_no_revocation_of_another(rig: ResolverRig) -> None:
     rig.sql("create index on app.membership (user_id)")
     query = "select 'team:' || (10 / (length(team_id) - 3)) from membership where user_id = :principal"

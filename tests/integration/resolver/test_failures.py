@@ -264,6 +264,7 @@ def test_who_ends_sessions_again_and_again_kills_no_batch(make_rig: Any, worker_
     assert [rig.outcome(one) for one in sent] == [["APPLIED"]] * 20
 
 
+@pytest.mark.slow
 def test_a_batch_that_ends_its_own_session_is_given_up_and_holds_up_nobody(make_rig: Any, worker_of: Any) -> None:
     rig: ResolverRig = make_rig(RAISE, {"t": None})
     rig.sql(

@@ -37,6 +37,7 @@ def rested(rig: ResolverRig) -> None:
     rig.sql("update anabranch.inbox set park_deadline_ms = 0 where park_deadline_ms is not null")
 
 
+@pytest.mark.slow
 def test_who_was_in_work_beside_others_is_tried_in_small_groups_and_not_blamed(rig: ResolverRig) -> None:
     nodes = [rig.node(f"{i}") for i in range(3)]
     sent = [nodes[i % 3].insert("todo", {"id": f"{i:03}"}) for i in range(130)]

@@ -89,6 +89,7 @@ def test_the_owner_of_a_function_is_named_where_it_runs_as_its_owner(rig: Resolv
         assert is_fine(rig)
 
 
+@pytest.mark.slow
 def test_several_are_named_where_it_may_be_each_of_them(rig: ResolverRig) -> None:
     [role] = writer.writers(rig.conn)
     with defined_by(rig) as definer:

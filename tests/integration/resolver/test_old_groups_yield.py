@@ -15,6 +15,7 @@ from anabranch_conflict_resolver.group import rules, waves
 UNIQUE = "create table todo (id text primary key, title text unique, done boolean)"
 
 
+@pytest.mark.slow
 def test_a_writer_that_has_waited_for_long_is_not_the_victim(make_rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """He has waited for the group's row nearly as long as it takes until he looks for a deadlock, when the group comes
     to what he has written. Were it to wait, he would find one, and end."""

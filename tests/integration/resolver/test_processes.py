@@ -170,6 +170,7 @@ def test_a_resolver_drains_and_ends_when_told(make_rig: Any, start: Any) -> None
     assert process.wait(10) == 0
 
 
+@pytest.mark.slow
 def test_an_idle_database_that_nobody_watches_is_looked_at(make_rig: Any, start: Any) -> None:
     rig: ResolverRig = unwatched(make_rig(TABLE))
     start()

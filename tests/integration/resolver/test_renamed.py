@@ -204,6 +204,7 @@ def run(rig: ResolverRig, *arguments: str) -> Any:
     return CliRunner().invoke(app, [*arguments, "--postgres-url", rig.url])
 
 
+@pytest.mark.slow
 def test_commands_know_tables_and_columns_by_their_present_names(
     renamed: Renamed, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -79,6 +79,7 @@ def test_what_a_device_writes_meanwhile_is_kept(rig: ResolverRig) -> None:
     assert rig.rows("job") == [("1", "offline", 1, "red", "x"), ("2", "two", 2, "blue", "x")]
 
 
+@pytest.mark.slow
 def test_a_large_transaction_behind_it_is_read_by_its_own_columns(rig: ResolverRig) -> None:
     missed(
         rig,

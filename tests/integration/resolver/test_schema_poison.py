@@ -41,6 +41,7 @@ def fails(monkeypatch: pytest.MonkeyPatch, number: int, *, always: bool, error: 
     monkeypatch.setattr(group, "enter", or_fail)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("always", [False, True])
 def test_the_table_is_set_aside_by_name_and_the_others_go_on(
     rig: ResolverRig, worker_of: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any, always: bool
@@ -68,6 +69,7 @@ def test_the_table_is_set_aside_by_name_and_the_others_go_on(
         assert "bad" in {table.name for table in change(rig).tables}
 
 
+@pytest.mark.slow
 def test_a_table_that_another_session_holds_blames_nobody(rig: ResolverRig, worker_of: Any, capsys: Any) -> None:
     alter(rig, "alter table bad drop column title")
     somebody = rig.session()

@@ -149,6 +149,7 @@ def test_names_that_are_no_identities_are_those_in_sql(bills: ResolverRig) -> No
     assert told(bills)[-1] == ("bill", "1", "UPDATE", {"id": "1", "note": "by a stranger"})
 
 
+@pytest.mark.slow
 def test_a_dry_run_says_the_same(bills: ResolverRig, migrated_url: str, tmp_path: Path) -> None:
     a = bills.node("a")
     a.see()

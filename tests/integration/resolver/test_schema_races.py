@@ -199,6 +199,7 @@ def test_a_group_that_gave_way_again_and_again_goes_on_to_its_end(
         assert len(looks) == group.GIVES_WAY_AT_MOST
 
 
+@pytest.mark.slow
 def test_batches_wait_while_a_table_is_being_altered_and_none_is_blamed(rig: ResolverRig, worker_of: Any) -> None:
     a, b = rig.node("a"), rig.node("b")
     a.see()
@@ -281,6 +282,7 @@ def _migrations(names: random.Random) -> list[str]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 def test_under_load_every_batch_is_decided_by_one_shape(
     rig: ResolverRig, migrated_url: str, worker_of: Any, seed: int

@@ -58,6 +58,7 @@ def key(echo: Echo) -> str:
     return echo.new_key("alice", database="shop")
 
 
+@pytest.mark.slow
 def test_the_principal_is_the_keys_subject(channel: grpc.Channel, key: str, echo: Echo) -> None:
     assert get(channel, key).next_page_token == b"alice"
     # The name stays when the key is replaced.

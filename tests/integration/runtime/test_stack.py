@@ -83,6 +83,7 @@ def is_applied(verdict: verdict_pb2.Verdict) -> bool:
     return verdict.status == verdict_pb2.VERDICT_STATUS_APPLIED
 
 
+@pytest.mark.slow
 def test_a_batch_gets_its_verdict(stack: Stack, sender: Sender) -> None:
     assert set(stack.addresses) == {*SERVICES, "conflict-resolver-2"}
     verdict = sender.send(sender.envelope("milk"))

@@ -40,6 +40,7 @@ def hs256_token(secret: str = SECRET, algorithm: str = "HS256", **changes: Any) 
     return jwt.encode(claims(iss="us", aud="anabranch") | changes, secret, algorithm)
 
 
+@pytest.mark.slow
 def test_a_tokens_subject_is_the_principal(hs256: grpc.Channel) -> None:
     assert get(hs256, hs256_token()).next_page_token == b"alice"
     assert failing(lambda: get(hs256, hs256_token(), db_name="another"))[1] == "PERMISSION_DENIED"

@@ -57,6 +57,7 @@ def compare(reader: Reader, table: str = "item") -> Iterator[snapshot_pb2.Compar
     return call
 
 
+@pytest.mark.slow
 def test_a_marker_is_waited_for(place: Any, writer: LogWriter, reader: Reader) -> None:
     writer.insert("item", rows(3))
     number = writer.table("item").id
@@ -81,6 +82,7 @@ def test_only_tables_that_are_read_are_waited_for(place: Any, writer: LogWriter,
     assert refusal(reader.pull()).reason == "UNAVAILABLE"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "ddl",
     [

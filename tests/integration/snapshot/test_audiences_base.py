@@ -49,6 +49,7 @@ def from_postgres(place: Any) -> Callable[[], float]:
     return lambda: place.rig.metric(PULL_SOURCES, database=place.name, source="postgres", why="restricted")
 
 
+@pytest.mark.slow
 def test_a_base_gives_own_rows_as_they_were_and_the_log_is_followed_from_there(
     restricted: Any, jobs: AudienceWriter, lake: BaseWriter, from_parquet: Callable[[], float]
 ) -> None:
@@ -78,6 +79,7 @@ def test_a_base_gives_own_rows_as_they_were_and_the_log_is_followed_from_there(
     assert device.seen == jobs.seen_by(team("a"))
 
 
+@pytest.mark.slow
 def test_one_who_sees_little_of_a_base_has_it_from_the_tables(
     restricted: Any, jobs: AudienceWriter, lake: BaseWriter, from_postgres: Callable[[], float]
 ) -> None:
@@ -249,6 +251,7 @@ ODD_ROWS = (
 )
 
 
+@pytest.mark.slow
 def test_an_expression_over_columns_of_many_kinds_gives_what_it_gives_in_postgres(
     place: Any, lake: BaseWriter, writer: LogWriter, from_parquet: Callable[[], float]
 ) -> None:

@@ -52,6 +52,7 @@ def until(stream: Any, position: int) -> tuple[list[bytes], int]:
     return found, count
 
 
+@pytest.mark.slow
 def test_who_sees_the_same_gets_the_same_bytes_and_others_nothing(restricted: Any, jobs: AudienceWriter) -> None:
     rig = restricted.rig
     start = jobs.put(("0", "z", "z"))
@@ -85,6 +86,7 @@ def test_what_everybody_sees_is_made_once_for_those_who_see_nothing_else(restric
     assert rig.metric(PAGES, database=restricted.name) - encoded == 1
 
 
+@pytest.mark.slow
 def test_its_own_batch_comes_to_its_node_at_once(restricted: Any, jobs: AudienceWriter) -> None:
     start = jobs.put(("0", "z", "z"))
     node = str(ULID())

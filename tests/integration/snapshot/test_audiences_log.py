@@ -55,6 +55,7 @@ INSERT, UPDATE, DELETE = (
 )
 
 
+@pytest.mark.slow
 def test_everybody_gets_the_rows_of_their_teams(restricted: Any, jobs: AudienceWriter) -> None:
     jobs.put(("1", "a", "one"), ("2", "b", "two"), ("3", None, "nobody's"))
     head = jobs.put(("1", "b", "moved"), ("2", "b", "changed"))
@@ -86,6 +87,7 @@ def test_sums_are_those_of_own_audiences(restricted: Any, jobs: AudienceWriter) 
     assert told == [("job", team("a"), 1), ("job", team("a"), 2), ("item", "", 1)]
 
 
+@pytest.mark.slow
 def test_a_page_says_all_audiences_unless_the_node_holds_just_these(restricted: Any, jobs: AudienceWriter) -> None:
     jobs.put(("1", "a", "one"))
     reader = viewer(restricted, "x", "a", "b")

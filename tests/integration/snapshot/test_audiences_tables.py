@@ -33,6 +33,7 @@ def rig_environment() -> dict[str, str]:
     return {"ANABRANCH_JWT_HS256_SECRET": SECRET, "ANABRANCH_PULL_BATCH_BYTES": "4096"}
 
 
+@pytest.mark.slow
 def test_a_pull_has_own_rows_with_their_audiences(restricted: Any, jobs: AudienceWriter) -> None:
     jobs.put(("1", "a", "one"), ("2", "b", "two"), ("3", None, "nobody's"), ("4", "a", "four"))
     head = jobs.insert("item", [("i", "open", 1, None)])
@@ -63,6 +64,7 @@ def test_a_pull_of_some_audiences(restricted: Any, jobs: AudienceWriter) -> None
     assert jobs_of(Pulled().all(reader.pull())) == jobs.seen_by(team("a"))
 
 
+@pytest.mark.slow
 def test_audiences_of_a_list(place: Any) -> None:
     place.conn.execute(f"create table {place.schema}.paper (id text primary key, whose text[])".encode())
     add_table(place.conn, place.name, "paper", audience="whose")

@@ -41,6 +41,7 @@ def damage(file: Path) -> None:
     file.write_bytes(bytes(b ^ 0xFF if 4 <= i < len(content) // 2 else b for i, b in enumerate(content)))
 
 
+@pytest.mark.slow
 def test_a_base_that_is_not_good_for_a_pull_is_left_and_why_is_counted(
     place: Any, lake: BaseWriter, writer: LogWriter, from_parquet: Callable[[], float]
 ) -> None:
@@ -226,6 +227,7 @@ def test_a_base_that_broke_is_no_matter_once_a_newer_one_is_proven(
     assert proofs(place) == 2
 
 
+@pytest.mark.slow
 def test_readers_that_come_at_once_wait_for_one_proof(
     place: Any, lake: BaseWriter, writer: LogWriter, from_parquet: Callable[[], float]
 ) -> None:

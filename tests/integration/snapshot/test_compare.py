@@ -59,6 +59,7 @@ def message(one: KeyRange) -> snapshot_pb2.KeyRange:
     return snapshot_pb2.KeyRange(bits=one.bits, prefix=one.prefix)
 
 
+@pytest.mark.slow
 def test_sums_and_rows_of_one_moment(writer: LogWriter, reader: Reader) -> None:
     table = writer.table("item")
     encoder = RowEncoder(table)

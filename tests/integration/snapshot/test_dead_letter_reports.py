@@ -34,6 +34,7 @@ def stored(place: Any, reader: Reader) -> tuple[int, list[dict[str, Any]]] | Non
     return None if row is None else (row[0], row[1])
 
 
+@pytest.mark.slow
 def test_the_last_report_of_a_node_is_kept_also_that_there_are_none_any_more(place: Any, reader: Reader) -> None:
     tell(reader, letters((errors_pb2.REASON_CONSTRAINT, "item", 3), (errors_pb2.REASON_EXPIRED, "", 1)))
     first = [

@@ -28,6 +28,7 @@ def failure(reader: Reader, app_version: int) -> FailedCallError:
     return caught.value
 
 
+@pytest.mark.slow
 def test_names_initial_values_and_versions(place: Any, writer: LogWriter, reader: Reader) -> None:
     assert reader.describe().version == 1
     before = writer.table("item")

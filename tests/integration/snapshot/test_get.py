@@ -91,6 +91,7 @@ def test_promise_4_a_reader_never_finds_anything_at_or_below_where_it_has_been(p
     assert seen == sorted(written)
 
 
+@pytest.mark.slow
 def test_groups_come_whole_in_order_with_nodes_sums_and_sealed_positions(
     place: Any, writer: LogWriter, reader: Reader
 ) -> None:
@@ -109,6 +110,7 @@ def test_groups_come_whole_in_order_with_nodes_sums_and_sealed_positions(
     )
 
 
+@pytest.mark.slow
 def test_a_node_is_named_as_it_named_itself(place: Any, writer: LogWriter, reader: Reader) -> None:
     other = place.make_reader()
     other.node.name = "gate-12"

@@ -36,6 +36,7 @@ def rig_environment() -> dict[str, str]:
     }
 
 
+@pytest.mark.slow
 def test_all_tables_of_one_moment_in_the_order_of_their_foreign_keys(place: Any, writer: LogWriter) -> None:
     place.add_table("create table {schema}.a (id text primary key, item text references {schema}.item)", "a")
     writer = place.make_writer()
@@ -53,6 +54,7 @@ def test_all_tables_of_one_moment_in_the_order_of_their_foreign_keys(place: Any,
     assert len(pulled.responses) > 4
 
 
+@pytest.mark.slow
 def test_describe_says_what_there_is(place: Any, writer: LogWriter, reader: Reader) -> None:
     writer.insert("item", rows(3))
     place.add_table(

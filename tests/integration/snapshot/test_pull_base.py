@@ -56,6 +56,7 @@ def allow(place: Any, minutes: int) -> None:
     place.conn.execute("update anabranch.databases set policy = %s where name = %s", (policy, place.name))
 
 
+@pytest.mark.slow
 def test_a_base_is_pulled_while_nobody_may_touch_the_table_and_the_log_is_followed_from_there(
     place: Any, lake: BaseWriter, writer: LogWriter, from_parquet: Callable[[], float]
 ) -> None:
@@ -100,6 +101,7 @@ def test_tables_that_the_service_may_not_read_are_pulled_all_the_same(
     assert from_parquet() == 1
 
 
+@pytest.mark.slow
 def test_every_type_comes_back_bit_for_bit_from_parquet(
     place: Any, lake: BaseWriter, writer: LogWriter, from_parquet: Callable[[], float]
 ) -> None:

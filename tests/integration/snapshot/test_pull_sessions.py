@@ -44,6 +44,7 @@ def narrow(module_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         yield one
 
 
+@pytest.mark.slow
 def test_a_lock_that_is_not_to_be_had_is_told_as_unavailable(
     narrow: SnapshotRig, place: Any, writer: LogWriter
 ) -> None:
@@ -100,6 +101,7 @@ def test_sessions_that_postgres_ends_cost_a_resumption_and_nothing_else(
     assert [row[:3] for row in pulled.rows["item"]] == [row[:3] for row in made]
 
 
+@pytest.mark.slow
 def test_a_pull_whose_client_went_away_ends_at_once(place: Any, writer: LogWriter, reader: Reader) -> None:
     writer.insert("item", rows(400, 50_000))
     stream = reader.pull()
@@ -108,6 +110,7 @@ def test_a_pull_whose_client_went_away_ends_at_once(place: Any, writer: LogWrite
     until(lambda: place.conn.execute(OPEN).fetchone() == (0,), STALL_MS / 1000 * 0.8)
 
 
+@pytest.mark.slow
 def test_while_a_pull_runs_the_log_is_kept_from_its_moment_on(place: Any, writer: LogWriter, reader: Reader) -> None:
     head = writer.insert("item", rows(500, 20_000))
     stream = reader.pull()

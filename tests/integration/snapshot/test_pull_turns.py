@@ -57,6 +57,7 @@ def test_one_principal_that_pulls_slowly_leaves_a_turn_to_others(place: Any, wri
     until(lambda: reading(place.rig) == 0, 10)
 
 
+@pytest.mark.slow
 def test_comparisons_wait_for_no_pull(place: Any, writer: LogWriter, reader: Reader) -> None:
     writer.insert("item", rows(400, 50_000))
     readers = [place.make_reader() for _ in range(SESSIONS)]

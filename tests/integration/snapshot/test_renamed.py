@@ -37,6 +37,7 @@ def renamed(restricted: Any, request: pytest.FixtureRequest) -> Any:
 ROWS = rows(500)
 
 
+@pytest.mark.slow
 def test_a_pull_has_identities_and_goes_on_where_it_broke(renamed: Any) -> None:
     reader, writer = renamed.make_reader(), renamed.make_writer()
     writer.update("item", (ROWS[0][0],), {"title": "written under its new name", "n": 77})

@@ -154,6 +154,7 @@ def test_what_a_later_part_has_shown_counts_as_much_as_the_first_one(
     assert next(reader.pull([("item", first.resume)])).rows_done > first.rows_done
 
 
+@pytest.mark.slow
 def test_rows_ahead_of_the_log_are_not_said_to_be_in_another_histories_log(
     place: Any, writer: LogWriter, reader: Reader
 ) -> None:

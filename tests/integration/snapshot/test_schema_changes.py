@@ -46,6 +46,7 @@ def told(groups: list[change_pb2.LoggedGroup]) -> list[tuple[int, int, int]]:
     ]
 
 
+@pytest.mark.slow
 def test_a_group_begins_with_its_schema_change_also_where_it_has_nothing_else(
     writer: LogWriter, reader: Reader
 ) -> None:

@@ -86,6 +86,7 @@ def test_a_lost_notification_costs_a_poll_and_nothing_else(
         reader.close()
 
 
+@pytest.mark.slow
 def test_the_first_response_says_where_the_reader_stands(writer: LogWriter, reader: Reader) -> None:
     position = writer.insert("item", rows(1))
     stream = reader.subscribe(position)
