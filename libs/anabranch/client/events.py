@@ -115,7 +115,7 @@ class DeadLetter:
     ``table``, ``key`` and ``server_row`` (the server's row when it refused) belong to the refused mutation where the
     server named one, else to the batch's first row; ``server_row_now`` is that row as the log has brought it since.
     A column that is gone has its identity for a name, with `` (gone)`` behind it where another column is called so; a
-    table that the file lacks has its own, with `` (not here)``.
+    table that the file lacks has its own, which another table may have for its name.
     ``still_shown`` is True if the batch's changes could not be removed from the shown rows. Times are milliseconds
     since 1970."""
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from importlib.metadata import entry_points
 from typing import Annotated, Any
 
-import psycopg
 import typer
 
 from anabranch.cli.catalog.session import catalog_session, read_policy, refuse
@@ -15,6 +14,7 @@ from anabranch.cli.printable import say, say_json
 from anabranch.store.catalog.databases import Database, load_database
 from anabranch.store.catalog.set_policy import set_database_policy, set_table_policy
 from anabranch.store.ddl.install import installed
+from anabranch.store.session.engine import Session
 
 FUNCTION_GROUP = "anabranch.merge_functions"
 Changes = Annotated[
@@ -59,7 +59,7 @@ def table(
     _print(found.table_policies[synced.name].in_sql(synced).given())
 
 
-def warn_of_new_tables(conn: psycopg.Connection[Any], database: Database) -> None:
+def warn_of_new_tables(conn: Session, database: Database) -> None:
     """Say where a database is to have new tables synced by themselves, and nothing tells of them. Raises
     psycopg.Error."""
     if database.policy.new_tables != "none" and not installed(conn):

@@ -9,7 +9,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
-from anabranch.client.file.told import GONE, LATER, NOT_HERE, apart, became
+from anabranch.client.file.told import GONE, LATER, apart, became
 from anabranch.client.writes.sure import SureOfColumn, sure_of
 from anabranch.merge.model import Policy
 from anabranch.v1 import snapshot_pb2, value_pb2
@@ -267,10 +267,10 @@ class DeviceTables(dict[str, DeviceTable]):
         return self.by_sql_name.get(sql_name)
 
     def told(self, name: str) -> str:
-        """A table's name as the app knows it; of one that the file does not have its identity, with a mark behind it
-        where another table is called so."""
+        """A table's name as the app knows it; of one that the file does not have its identity, which another table may
+        have for its name."""
         table = self.get(name)
-        return apart(name, self.by_sql_name, NOT_HERE) if table is None else table.sql_name
+        return name if table is None else table.sql_name
 
 
 def compiled(conn: sqlite3.Connection) -> DeviceTables:

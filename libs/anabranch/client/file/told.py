@@ -12,8 +12,6 @@ GONE = " (gone)"
 """Behind the identity of a column that the table lacks, where another column has it for its name."""
 LATER = " (later)"
 """Behind that of a column which came later than the app, which is tied to a schema version."""
-NOT_HERE = " (not here)"
-"""Behind that of a table that the file lacks, where another table has it for its name."""
 
 
 def apart(identity: str, names: Container[str], mark: str) -> str:

@@ -1,8 +1,9 @@
 """The columns that a command's text may give other values by USING.
 
 Nothing but the text tells of USING. It is believed where it shows all that ran: each of its statements is an ALTER
-TABLE, one of them of the table in question, or can alter nothing. Whatever else may run an ALTER TABLE that is not to
-be seen; and where quotes or comments could be read in two ways nothing is sure, either.
+TABLE, one of them of the table in question, or can alter nothing: it reads or writes rows and calls no function but
+well-known ones of Postgres, or makes or drops something. Whatever else may run an ALTER TABLE that is not to be seen;
+and where quotes or comments could be read in two ways nothing is sure, either.
 """
 
 from __future__ import annotations
@@ -24,7 +25,35 @@ _TOKEN = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
-_HARMLESS = frozenset({"begin", "commit", "end", "set", "start"})
+_HARMLESS = frozenset(
+    re.findall(
+        r"\w+",
+        """
+        alter analyze begin comment commit copy create delete drop end grant insert merge release revoke rollback
+        savepoint select set start truncate update values with
+        """,
+    )
+)
+"""The first words of statements that alter no column of a table by themselves; ALTER TABLE is another one."""
+_CALLED = frozenset(
+    re.findall(
+        r"\w+",
+        """
+        all and any array as between bit by cast char character check conflict decimal default distinct else exists
+        filter float from generated in index interval join key not nullif numeric on or over primary references
+        returning row select set some then time timestamp timestamptz unique using values varchar varying when where
+
+        abs array_agg ascii avg btrim ceil chr clock_timestamp coalesce concat concat_ws count currval date_trunc decode
+        encode extract floor format gen_random_uuid generate_series greatest json_build_array json_build_object
+        jsonb_build_array jsonb_build_object least left length lower lpad ltrim make_date make_interval max md5 min mod
+        nextval now overlay position random repeat replace right round row_number rpad rtrim split_part string_agg
+        strpos substr substring sum to_char to_date to_json to_jsonb to_number to_timestamp trim unnest upper
+        """,
+    )
+)
+"""Words before a parenthesis that call nothing, and functions which come with Postgres and alter nothing."""
+_RUNS = frozenset({"select", "insert", "update", "delete", "merge", "with", "values", "copy"})
+"""Words of statements that call functions at once; what is only made calls them later."""
 _Words = Sequence[tuple[str, bool]]
 """Words of SQL, and whether each was quoted."""
 
@@ -45,7 +74,7 @@ def may_change(command: str, table_name: str, columns: Collection[str]) -> froze
             if ("using", False) in statement and not names:
                 return every
             retyped.update(names if ("using", False) in statement else ())
-        elif statement[0] not in [(word, False) for word in _HARMLESS]:
+        elif not _alters_nothing(statement):
             return every
     return frozenset(column for column in every if any(_same(column, name) for name in retyped)) if named else every
 
@@ -76,6 +105,29 @@ def _statements(words: _Words) -> Iterator[list[tuple[str, bool]]]:
         elif statement:
             yield statement
             statement = []
+
+
+def _alters_nothing(statement: _Words) -> bool:
+    """Whether it is sure that a statement other than ALTER TABLE alters no table."""
+    words = {word for word, quoted in statement if not quoted}
+    if statement[0] not in [(word, False) for word in _HARMLESS] or words & {"call", "do", "execute", "program"}:
+        return False
+    return not words & _RUNS or all(
+        _is_known(statement, at) for at, word in enumerate(statement) if word == ("(", False)
+    )
+
+
+def _is_known(statement: _Words, at: int) -> bool:
+    """Whether the parenthesis at a place follows nothing that is a function, or a well-known one."""
+    word, quoted = statement[at - 1] if at else ("", False)
+    qualified = at >= 2 and statement[at - 2] == (".", False)
+    if not quoted and not qualified and (word in _CALLED or not (word[:1].isalpha() or word[:1] == "_")):
+        return True
+    # The columns of an INSERT: behind the table's name, which may have its schema before it.
+    start = at - 1
+    while statement[start - 1 : start] == [(".", False)]:
+        start -= 2
+    return start >= 1 and statement[start - 1] == ("into", False)
 
 
 def _table_of(statement: _Words) -> str:
