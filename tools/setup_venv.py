@@ -133,12 +133,16 @@ def install(wanted: dict[str, str], found: dict[str, str]) -> None:
 
 
 def main() -> int:
-    """Return 0 when `.venv` is current, 1 when this Python is too old, else pip's exit status."""
+    """Return 0 when `.venv` is current, 1 when this Python is too old or `.venv` is a link to another checkout's, which
+    would be emptied; else pip's exit status."""
     if sys.version_info < MINIMUM:
         print(
             f"anabranch needs Python 3.11 or newer; this is {sys.version.split()[0]} (set PYTHON=…)",
             file=sys.stderr,
         )
+        return 1
+    if VENV.is_symlink():
+        print(f"{VENV} is a link to {VENV.resolve()}: remove the link, and make one here", file=sys.stderr)
         return 1
     with exclusive():
         wanted = {

@@ -74,3 +74,15 @@ def test_nothing_is_said_where_nothing_is_to_be_done(
     monkeypatch.setattr(setup, "stamps", lambda: current)
     assert setup.main() == 0
     assert capfd.readouterr() == ("", "")
+
+
+def test_a_link_to_the_packages_of_another_checkout_is_left_as_it_is(
+    setup: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "kept").touch()
+    (tmp_path / ".venv").symlink_to("other")
+    monkeypatch.setattr(setup, "VENV", tmp_path / ".venv")
+    assert setup.main() == 1
+    assert f"{tmp_path / '.venv'} is a link to {tmp_path / 'other'}" in capsys.readouterr().err
+    assert (tmp_path / "other" / "kept").exists()
