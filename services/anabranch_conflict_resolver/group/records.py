@@ -288,9 +288,10 @@ def _sums_after(context: Context, records: Records, known: Sums, counted: Recoun
     """The sums of the tables that the group has changed, but for those that it has counted: their rows' changes are
     left out of ``records``, where they would be added to sums. Those that are read are added to ``known``."""
     tables = context.synced.tables
-    whole = {name for name, table in tables.items() if table.table.id in counted.sums}
-    records.sum_changes = {name: change for name, change in records.sum_changes.items() if name not in whole}
-    records.audience_changes = {at: change for at, change in records.audience_changes.items() if at[0] not in whole}
+    if counted.sums:
+        whole = {name for name, table in tables.items() if table.table.id in counted.sums}
+        records.sum_changes = {name: change for name, change in records.sum_changes.items() if name not in whole}
+        records.audience_changes = {at: change for at, change in records.audience_changes.items() if at[0] not in whole}
     unknown = {tables[name].table.id for name in records.sum_changes} - known.keys()
     if unknown:
         known.update(take.read_sums(context.conn, unknown))

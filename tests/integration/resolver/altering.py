@@ -16,7 +16,11 @@ from anabranch.wire.enum_names import enum_name
 Told = tuple[str, str, str, Mapping[str, Any]]
 """Table, key, type and values of an effect, all by identities."""
 
-
+JOBS = """
+create table job (id text primary key, title text, n integer, colour text);
+create table other (id text primary key, title text)
+"""
+JOB_ROWS = "insert into app.job values ('1', 'one', 1, 'red'), ('2', 'two', 2, 'blue')"
 _DROP_TRIGGERS = """
 do $$
 declare one text;

@@ -6,22 +6,18 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.integration.resolver.altering import alter, change, markers, settle, versions
+from tests.integration.resolver.altering import JOB_ROWS, JOBS, alter, change, markers, settle, versions
 
 from anabranch.store.ddl.readable import UNREADABLE
 from anabranch.testkit.resolver_rig import ResolverRig
+from anabranch_conflict_resolver.captured import steps
 from anabranch_conflict_resolver.group import cache
-
-TABLES = """
-create table job (id text primary key, title text, n integer, colour text);
-create table other (id text primary key, title text)
-"""
 
 
 @pytest.fixture
 def rig(make_rig: Any) -> ResolverRig:
-    made: ResolverRig = make_rig(TABLES, {"job": None, "other": None})
-    made.sql("insert into app.job values ('1', 'one', 1, 'red'), ('2', 'two', 2, 'blue')")
+    made: ResolverRig = make_rig(JOBS, {"job": None, "other": None})
+    made.sql(JOB_ROWS)
     settle(made)
     return made
 
@@ -149,3 +145,22 @@ def test_another_change_that_waits_behind_it_does_not_hide_it(rig: ResolverRig) 
     settle(rig)
     assert {table.name for table in change(rig).tables} <= {"job", "other"}
     assert rig.database.tables["job"].column_names == ("id", "title", "n", "colour", "note")
+
+
+def test_nothing_is_looked_at_where_nothing_was_altered(make_rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Columns of any type, in images of every group, are told from altered ones without a statement."""
+    rig: ResolverRig = make_rig(
+        "create type mood as enum ('glad', 'sad'); create domain small as int check (value > 0);"
+        "create type place as (city text, moods mood[]); create domain home as place;"
+        "create table mixed (id varchar(9) primary key, m mood, s small, p place, h home, ms mood[], a text[],"
+        " n numeric(8, 2), t timestamptz(3), j json, b bit varying(7), d double precision, i interval day, x xml)",
+        {"mixed": None},
+    )
+    settle(rig)
+    looks: list[int] = []
+    monkeypatch.setattr(steps, "notice", lambda *_: looks.append(1))
+    rig.sql("insert into app.mixed (id, m, s, p) values ('1', 'glad', 1, row('Rome', array['sad']::app.mood[]))")
+    rig.sql("update app.mixed set n = 1, ms = array['sad']::app.mood[]; delete from app.mixed")
+    settle(rig)
+    assert looks == []
+    assert rig.sql("select count(*) from anabranch.captured") == [(0,)]

@@ -6,21 +6,27 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.integration.resolver.altering import alter, change, lost, settle, told, unwatched, values_told, versions
+from tests.integration.resolver.altering import (
+    JOB_ROWS,
+    JOBS,
+    alter,
+    change,
+    lost,
+    settle,
+    told,
+    unwatched,
+    values_told,
+    versions,
+)
 
 from anabranch.testkit.resolver_rig import ResolverRig
 from anabranch_conflict_resolver.group import attempt
 
-TABLES = """
-create table job (id text primary key, title text, n integer, colour text);
-create table other (id text primary key, title text)
-"""
-
 
 @pytest.fixture
 def rig(make_rig: Any) -> ResolverRig:
-    made: ResolverRig = make_rig(TABLES, {"job": None, "other": None})
-    unwatched(made).sql("insert into app.job values ('1', 'one', 1, 'red'), ('2', 'two', 2, 'blue')")
+    made: ResolverRig = make_rig(JOBS, {"job": None, "other": None})
+    unwatched(made).sql(JOB_ROWS)
     settle(made)
     return made
 

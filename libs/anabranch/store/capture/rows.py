@@ -135,17 +135,19 @@ def decode(
     if not images:
         return []
     shape = _shape(conn, schema_name, table)
-    if altered is not None and not (shape.is_registered(table) and _is_current(shape, images)):
-        altered()
     large = {place: image for place, image in enumerate(images) if isinstance(image, LargeImage)}
     if large:
-        slim = [image.without() if isinstance(image, LargeImage) else image for image in images]
-        rows = _decode(conn, schema_name, table, shape, slim)
-        for place, image in large.items():
-            # Columns that were added since the registration stand behind its own.
-            put_back(table, rows[place], image, {place: place for place in range(len(table.columns))})
-        return rows
-    return _decode(conn, schema_name, table, shape, images)
+        images = [image.without() if isinstance(image, LargeImage) else image for image in images]
+    is_current = _is_current(shape, images)
+    if altered is not None and not (is_current and shape.is_registered(table)):
+        altered()
+    if not is_current:
+        images = [_made_current(table, shape, image) for image in images]
+    rows = _decode(conn, schema_name, table, shape, images)
+    for place, image in large.items():
+        # Columns that were added since the registration stand behind its own.
+        put_back(table, rows[place], image, {place: place for place in range(len(table.columns))})
+    return rows
 
 
 def put_back(table: Table, row: Row, image: LargeImage, into: Mapping[int, int]) -> None:
@@ -168,8 +170,6 @@ def put_back(table: Table, row: Row, image: LargeImage, into: Mapping[int, int])
 
 
 def _decode(conn: Connection, schema_name: str, table: Table, shape: _ImageShape, images: Sequence[bytes]) -> list[Row]:
-    if not _is_current(shape, images):
-        images = [_made_current(table, shape, image) for image in images]
     if shape.locked or not all(shape.binary):
         types = conn.execute(_COLUMN_TYPES, [shape.row_type])
         columns = [
