@@ -52,8 +52,8 @@ _CALLED = frozenset(
     )
 )
 """Words before a parenthesis that call nothing, and functions which come with Postgres and alter nothing."""
-_RUNS = frozenset({"select", "insert", "update", "delete", "merge", "with", "values", "copy"})
-"""Words of statements that call functions at once; what is only made calls them later."""
+_MAKES = frozenset({"alter", "comment", "create", "drop", "grant", "revoke"})
+"""The first words of statements that call no function, unless they fill what they make by a query."""
 _Words = Sequence[tuple[str, bool]]
 """Words of SQL, and whether each was quoted."""
 
@@ -109,12 +109,15 @@ def _statements(words: _Words) -> Iterator[list[tuple[str, bool]]]:
 
 def _alters_nothing(statement: _Words) -> bool:
     """Whether it is sure that a statement other than ALTER TABLE alters no table."""
-    words = {word for word, quoted in statement if not quoted}
-    if statement[0] not in [(word, False) for word in _HARMLESS] or words & {"call", "do", "execute", "program"}:
+    first, quoted = statement[0]
+    if quoted or first not in _HARMLESS or (first == "copy" and ("program", False) in statement):
         return False
-    return not words & _RUNS or all(
-        _is_known(statement, at) for at, word in enumerate(statement) if word == ("(", False)
-    )
+    if first in _MAKES and not any((word, False) in statement for word in ("select", "execute")):
+        return True
+    if ("execute", False) in statement:
+        # A prepared statement, unless a trigger is made.
+        return ("trigger", False) in statement
+    return all(_is_known(statement, at) for at, word in enumerate(statement) if word == ("(", False))
 
 
 def _is_known(statement: _Words, at: int) -> bool:
