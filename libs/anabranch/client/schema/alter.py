@@ -13,7 +13,7 @@ What has to be right afterwards, in the same transaction:
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, suppress
 from itertools import islice
 from typing import Any
@@ -63,12 +63,8 @@ def become(
     drop_pull(tx, old)
     recount = before.stage == "live" and not same_rows and _sums_change(tx, old, new)
     pendings.forget_if_undone(tx)
-    try:
-        not_kept = altering.alter_table(tx, old, new)
-    except REFUSALS as error:
-        if not is_refusal(error):
-            raise
-        _refuse(tx, old, new, error)
+    not_kept = _unless_refused(tx, old, new, lambda: altering.alter_table(tx, old, new))
+    if not_kept is None:
         return None
     hold(tx, view, today)
     tell_not_kept(tx, not_kept, new.sql_name)
@@ -82,12 +78,19 @@ def become(
     return new
 
 
-def _refuse(tx: Tx, old: DeviceTable, new: DeviceTable, error: sqlite3.Error) -> None:
-    """Give up a table that SQLite can't hold as it is to be, and tell so."""
-    give_up(tx, old)
-    forget_queued(tx, old.name)
-    tx.tables_changed()
-    tx.events.append(State("set_aside", f"SQLite can't hold it: {error}", new.sql_name))
+def _unless_refused(tx: Tx, old: DeviceTable, new: DeviceTable, do: Callable[[], list[str]]) -> list[str] | None:
+    """The result of ``do``, which puts a table in the place of another. None where SQLite can't hold it: then the one
+    before is given up, which is told."""
+    try:
+        return do()
+    except REFUSALS as error:
+        if not is_refusal(error):
+            raise
+        give_up(tx, old)
+        forget_queued(tx, old.name)
+        tx.tables_changed()
+        tx.events.append(State("set_aside", f"SQLite can't hold it: {error}", new.sql_name))
+        return None
 
 
 def pull_anew(tx: Tx, before: Held, view: snapshot_pb2.Table, today: snapshot_pb2.Table) -> DeviceTable | None:
@@ -96,13 +99,7 @@ def pull_anew(tx: Tx, before: Held, view: snapshot_pb2.Table, today: snapshot_pb
     old = device_table(before.view)
     view, new = with_a_name(tx, old, view)
     drop_pull(tx, old)
-    try:
-        with tx.savepoint():
-            make_anew(tx, old, new)
-    except REFUSALS as error:
-        if not is_refusal(error):
-            raise
-        _refuse(tx, old, new, error)
+    if _unless_refused(tx, old, new, lambda: _make_anew(tx, old, new)) is None:
         return None
     hold(tx, view, today)
     tx.tables_changed()
@@ -111,6 +108,13 @@ def pull_anew(tx: Tx, before: Held, view: snapshot_pb2.Table, today: snapshot_pb
     find_pending(tx, {new.name: new})
     set_aside_changed(tx, new)
     return new
+
+
+def _make_anew(tx: Tx, old: DeviceTable, new: DeviceTable) -> list[str]:
+    """As ``alter_table`` does: all of it, or nothing; and nothing of the app's that was not kept is told."""
+    with tx.savepoint():
+        make_anew(tx, old, new)
+    return []
 
 
 def set_aside_changed(tx: Tx, table: DeviceTable) -> None:

@@ -203,8 +203,8 @@ def _names_meanwhile(one: Held, described: Described, state: FileState) -> Namin
 def about_to_apply(file: DeviceFile, described: Described) -> Schema | None:
     """The event for what a Describe is about to alter; None where it alters nothing, or where there is nothing yet."""
     current = file.current()
-    names = plan_of(file.reader(), described, current).names()
-    return Schema(described.response.version, names, "before") if names and current.pulls else None
+    names = plan_of(file.reader(), described, current).names() if current.pulls else ()
+    return Schema(described.response.version, names, "before") if names else None
 
 
 def apply_description(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import repeat
 from typing import Any
 
 from anabranch import limits
@@ -28,7 +29,6 @@ from anabranch.values.python import Converter, NumberRangeError, converter
 
 Cells = dict[str, Cell]
 _LOCAL: Origin = "local"
-_NOTHING = Beside({}, {})
 
 
 Ask = Callable[[Tx, str], DeviceTable | None]
@@ -88,7 +88,7 @@ class WriteChecks:
                 raise ValueError(f"{self._name}.{name}: the server computes it, so it can't be written")
         return {writable[name].name: cell for name, cell in given.items()}
 
-    def whole(self, row: Mapping[str, Any], beside: Beside = _NOTHING) -> Cells:
+    def whole(self, row: Mapping[str, Any], beside: Beside | None = None) -> Cells:
         """One row to insert, with the cells ``beside`` it. Raises ValueError."""
         cells = self.changed(row, beside)
         for name, sure in self._table.sure.items():
@@ -97,9 +97,10 @@ class WriteChecks:
                 raise SurelyRefusedError(f"{told}: the row gives no value; it takes no NULL, and has no default")
         return cells
 
-    def changed(self, row: Mapping[str, Any], beside: Beside = _NOTHING) -> Cells:
+    def changed(self, row: Mapping[str, Any], beside: Beside | None = None) -> Cells:
         """One row to update, with the cells ``beside`` it. Raises ValueError."""
-        return {**self.row(row), **beside.cells(self._table)}
+        cells = self.row(row)
+        return cells if beside is None else cells | beside.cells(self._table)
 
     def key(self, key: Any) -> Cells:
         """One key: a value, a tuple in the key's order, or a dict of the key's columns. Raises ValueError."""
@@ -179,18 +180,18 @@ class BatchBuilder:
         checks: WriteChecks,
         rows: Sequence[Any],
         beside: Sequence[Beside],
-        check: Callable[[WriteChecks, Any, Beside], Cells],
+        check: Callable[[WriteChecks, Any, Beside | None], Cells],
     ) -> list[Cells]:
         """The rows' cells. A row whose refusal depends on knowledge that may be old is checked again by the server's
         present description, where the server can be asked. Raises ValueError."""
-        given = list(zip(rows, beside or [_NOTHING] * len(rows), strict=True))
+        others: Iterable[Beside | None] = beside or repeat(None)
         try:
-            return [check(checks, *row) for row in given]
+            return list(map(check, repeat(checks), rows, others))
         except SurelyRefusedError:
             now = None if self._ask is None else self._ask(self.tx, checks.table_name)
             if now is None:
                 raise
-        return [check(WriteChecks(now), *row) for row in given]
+        return list(map(check, repeat(WriteChecks(now)), rows, others))
 
     @contextmanager
     def call(self) -> Iterator[None]:
@@ -229,9 +230,8 @@ class BatchBuilder:
         table, checks = self._table(name)
         by_text, keys = self._named(table, self._checked(checks, rows, beside, WriteChecks.changed))
         names = table.table.key_columns
-        former = [bool(row.former) for row in beside] or [False] * len(rows)
-        for (text, row), has_former in zip(by_text.items(), former, strict=True):
-            if len(row) == len(names) and not has_former:
+        for place, (text, row) in enumerate(by_text.items()):
+            if len(row) == len(names) and not (beside and beside[place].former):
                 raise ValueError(f"{name}: the update of the row {text} changes no column")
         shown = self._shown(table, keys)
         given = {c for row in by_text.values() for c in row}

@@ -196,14 +196,26 @@ def test_a_table_is_found_by_its_identity(device: SyncedDb, remote: MemoryRemote
     assert live(remote, "other")["title"] == "mine"
 
 
-def test_an_earlier_app_replays_what_it_does_not_know(opened: Open, remote: MemoryRemote) -> None:
+def newer(opened: Open, remote: MemoryRemote) -> SyncedDb:
+    """A device of an app that knows a column which came later."""
     device = opened()
     remote.alter(lambda ddl: ddl.add_column("todo", "prio", Kind.INT64, "bigint"))
     device.read()
-    letter = refused(device, remote, title="mine", prio=5)
+    return device
+
+
+def older(opened: Open, device: SyncedDb) -> SyncedDb:
+    """The same file, with the app of before."""
     device.close()
     rolled_back = opened(schema_version=1)
     rolled_back.sync()
+    return rolled_back
+
+
+def test_an_earlier_app_replays_what_it_does_not_know(opened: Open, remote: MemoryRemote) -> None:
+    device = newer(opened, remote)
+    letter = refused(device, remote, title="mine", prio=5)
+    rolled_back = older(opened, device)
     assert columns(rolled_back, "todo")[-1] == "_DB_new_prio"
     assert given(rolled_back) == [{"id": "new", "title": "mine"}]
     rolled_back.replay(letter, {"id": "other", "title": "ours"})
@@ -214,30 +226,22 @@ def test_an_earlier_app_replays_what_it_does_not_know(opened: Open, remote: Memo
 
 
 def test_an_earlier_app_replays_an_update_of_what_it_does_not_know(opened: Open, remote: MemoryRemote) -> None:
-    device = opened()
-    remote.alter(lambda ddl: ddl.add_column("todo", "prio", Kind.INT64, "bigint"))
-    device.read()
+    device = newer(opened, remote)
     batch = device.table("todo").update({"id": "k1", "prio": 5})
     before = remote.server.rows.pop(("todo", "k1"))
     assert device.sync()
     assert [one.id for one in device.dead_letters()] == [batch]
     remote.server.rows["todo", "k1"] = before
-    device.close()
-    rolled_back = opened(schema_version=1)
-    rolled_back.sync()
+    rolled_back = older(opened, device)
     rolled_back.replay(batch)
     assert rolled_back.sync()
     assert live(remote, "k1")["prio"] == 5
 
 
 def test_an_earlier_app_may_leave_out_what_it_does_not_know(opened: Open, remote: MemoryRemote) -> None:
-    device = opened()
-    remote.alter(lambda ddl: ddl.add_column("todo", "prio", Kind.INT64, "bigint"))
-    device.read()
+    device = newer(opened, remote)
     letter = refused(device, remote, title="mine", prio=5)
-    device.close()
-    rolled_back = opened(schema_version=1)
-    rolled_back.sync()
+    rolled_back = older(opened, device)
     with pytest.raises(ValueError, match="takes the column 'prio'"):
         rolled_back.replay(letter, {"prio": 6})
     rolled_back.replay(letter, {"id": "other"}, leave_out=["prio"])
