@@ -324,12 +324,9 @@ def remove_table(conn: Connection, database: str, table: str, *, limits: Registr
             if number is None:
                 # Never by its identity: whoever removes a table twice would remove one that had its name before.
                 before = found.tables.get(table)
-                moved = before is not None and before.sql_name != table
-                now = (
-                    ""
-                    if before is None or not moved
-                    else f'; the table that was "{table}" is called "{before.sql_name}" now'
-                )
+                now = ""
+                if before is not None and before.sql_name != table:
+                    now = f'; the table that was "{table}" is called "{before.sql_name}" now'
                 raise refuse(what, TableRefusal.NOT_SYNCED, f'"{table}" is no synced table of "{database}"{now}')
             triggers.remove(conn, found.id, number)
             triggers.end_gathering(conn, found.schema_name, table, found.id)
