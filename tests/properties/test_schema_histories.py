@@ -306,6 +306,11 @@ def tell_many(examples: int) -> None:
     print(counted)
 
 
+def test_a_batch_waits_for_no_one_that_a_schema_change_refused() -> None:
+    """The first batch is for a table that is dropped before it is sent, the second one for another."""
+    tell([("write", 0, 0), ("write", 0, 157_129_157_223), ("ddl", 0, 43_843), ("write", 0, 234)])
+
+
 @pytest.mark.timeout(400)
 def test_every_history_ends_with_the_servers_rows_and_nothing_lost() -> None:
     tell_many(FEW)

@@ -200,17 +200,19 @@ class MemoryRemote(RemoteDb):
         for envelope in request.envelopes:
             name = name_of(envelope.payload)
             names.append(name)
-            reason = errors_pb2.REASON_MALFORMED
             try:
                 sent = self.sent(envelope, request.node_state.node.id) if name else None
             except _CarriedOverError as refused:
-                sent, reason = None, refused.reason
+                self.server.refuse(name, str(refused), self.now_ms())
+                continue
             except (DecodeError, ValueError, LookupError, TypeError):
                 sent = None
             if sent is not None:
                 self.server.send(sent, self.now_ms())
                 continue
-            unread[name] = verdict_pb2.Verdict(batch_id=name, status=verdict_pb2.VERDICT_STATUS_REJECTED, reason=reason)
+            unread[name] = verdict_pb2.Verdict(
+                batch_id=name, status=verdict_pb2.VERDICT_STATUS_REJECTED, reason=errors_pb2.REASON_MALFORMED
+            )
         self.commit()
         if self.lose_answers > 0:
             self.lose_answers -= 1
@@ -239,7 +241,7 @@ class MemoryRemote(RemoteDb):
 
     def _mutation(self, message: batch_pb2.DbMutation) -> Mutation:
         if message.table not in self.tables:
-            raise _CarriedOverError(errors_pb2.REASON_UNKNOWN_TABLE)
+            raise _CarriedOverError("UNKNOWN_TABLE")
         table = self.tables[message.table]
         kind = MutationType(message.type)
         undo = self._cells(table, message.undo.columns, message.undo.rows) or [{}] * len(message.rows)
@@ -262,7 +264,7 @@ class MemoryRemote(RemoteDb):
                 try:
                     name, cell = successor.name, successor.cast(cell)
                 except ValueError as error:
-                    raise _CarriedOverError(errors_pb2.REASON_VALUE_NOT_CAST) from error
+                    raise _CarriedOverError("VALUE_NOT_CAST") from error
             if name in table.by_name:
                 carried[name] = cell
             else:
@@ -454,11 +456,7 @@ class MemoryRemote(RemoteDb):
 
 
 class _CarriedOverError(AnabranchError):
-    """A batch is refused for a reason."""
-
-    def __init__(self, reason: errors_pb2.Reason.ValueType) -> None:
-        super().__init__(errors_pb2.Reason.Name(reason))
-        self.reason = reason
+    """A batch is refused for the reason that it names."""
 
 
 def _ipc(table: Table, rows: Sequence[Sequence[Cell]], of: AudienceOf | None) -> bytes:

@@ -141,6 +141,13 @@ class MemoryServer:
         if sent.id not in self.verdicts and sent.id not in self.waiting:
             self.waiting[sent.id] = _Waiting(sent, now + self.park_ms)
 
+    def refuse(self, batch_id: str, reason: str, now: int) -> None:
+        """Decide a batch that fits no table of today, unless it waits or is decided already: as of any other, its
+        node's later batches wait for that."""
+        if batch_id not in self.verdicts and batch_id not in self.waiting:
+            self.head = max(now, self.head + 1)
+            self.verdicts[batch_id] = MemoryVerdict(self.head, reason, ())
+
     def commit(self, now: int) -> None:
         """Decide the batches that can be decided, as one group in the order of ids."""
         self.now = now
