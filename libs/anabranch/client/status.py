@@ -13,13 +13,14 @@ from anabranch.client.reading import held, sums
 @dataclass(frozen=True, slots=True)
 class Status:
     """The state of a file. Positions are in milliseconds. ``unsent``: batches without a verdict; ``queued``: those
-    included that have one and wait for the log; ``pulls``: snapshots taken; ``disagreeing``: tables whose sums are not
-    the server's; ``chosen``: the tables that the device has chosen, None for all; ``awaited``: those of them whose rows
-    are not here yet, because they wait to be pulled or the server has no table of that name; ``audiences``: those that
-    the device holds, some of whose rows may still have to be pulled; ``clock_skew_ms``: how far the device's clock is
+    included that have one and wait for the log; ``pulls``: snapshots taken; ``disagreeing``: tables whose sums are
+    not the server's; ``chosen``: the tables that the device has chosen, None for all; ``awaited``: those of them
+    whose rows are not here yet, because they wait to be pulled or the server has no table of that name;
+    ``set_aside``: tables that take no change until their rows are pulled again; ``audiences``: those that the
+    device holds, some of whose rows may still have to be pulled; ``clock_skew_ms``: how far the device's clock is
     ahead of the server's, as of the last answer to this process, None before the first one; ``schema_version``: the
-    database's, as the tables here are, 0 where that is not known; ``needs_schema_version``: the least that the app has
-    to be built for by now, 0 where its own, or today's, can be told."""
+    database's, as the tables here are, 0 where that is not known; ``needs_schema_version``: the least that the app
+    has to be built for by now, 0 where its own, or today's, can be told."""
 
     node_id: str
     cursor: int
@@ -35,6 +36,7 @@ class Status:
     clock_skew_ms: int | None = field(default=None, compare=False)
     schema_version: int = 0
     needs_schema_version: int = 0
+    set_aside: tuple[str, ...] = ()
 
 
 def of_file(file: DeviceFile, *, leader: bool, clock_skew_ms: int | None) -> Status:
@@ -45,8 +47,8 @@ def of_file(file: DeviceFile, *, leader: bool, clock_skew_ms: int | None) -> Sta
     (dead_letters,) = conn.execute("SELECT count(*) FROM _db_mutations_queue_dead").fetchone()
     choice = current.choice
     tables = file.tables()
-    here = {name for (name,) in conn.execute("SELECT name FROM _db_tables WHERE stage != 'new'")}
-    pulled = [table for table in tables.values() if table.name in here]
+    stages = dict(conn.execute("SELECT name, stage FROM _db_tables WHERE stage != 'new'").fetchall())
+    pulled = [table for table in tables.values() if table.name in stages]
     return Status(
         node_id=current.node_id,
         cursor=current.cursor_ms,
@@ -62,4 +64,5 @@ def of_file(file: DeviceFile, *, leader: bool, clock_skew_ms: int | None) -> Sta
         clock_skew_ms=clock_skew_ms,
         schema_version=current.ddl_version,
         needs_schema_version=current.needs_version,
+        set_aside=tuple(sorted(tables.told(name) for name, stage in stages.items() if stage == "aside")),
     )

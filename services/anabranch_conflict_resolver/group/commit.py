@@ -37,7 +37,6 @@ from anabranch.store.capture.captured import UndecodableError
 from anabranch.store.catalog.drift import fingerprint
 from anabranch.store.ddl.changes import AlteredMeanwhileError
 from anabranch.store.ddl.notice import notice
-from anabranch.store.group.waves import DatabaseError
 from anabranch.store.inbox import neighbours, take
 from anabranch.store.inbox.claim import allow, claim, give_up
 from anabranch.store.inbox.take import Head, Taken
@@ -147,10 +146,11 @@ def _failed(
     conn.rollback()
     if cache.undertaken.marked and not undecodable:
         put_down(conn, database_id)
-    if isinstance(begun, _Begun) and isinstance(error, (UndecodableError, DatabaseError)):
+    if isinstance(begun, _Begun) and isinstance(error, Exception):
         known = begun.work.numbers if begun.work is not None else cache.markers
         if is_altered(conn, begun.context.synced.database, known):
-            # A refusal of a statement that names the tables as they were is nobody's fault.
+            # It took the tables for what they were: Postgres refuses its statements, or answers with other types.
+            _log.info("a group was rolled back: tables were altered meanwhile", detail=error)
             return begun.rolled_back(drained=1)
         if isinstance(error, UndecodableError):
             tear(conn, begun.context.synced, error, now_ms)

@@ -33,6 +33,7 @@ from anabranch.store.session.told import told
 from anabranch_conflict_resolver.group.cache import Cache, current
 from anabranch_conflict_resolver.group.context import Context
 from anabranch_conflict_resolver.schema.group import BusyTableError, take_change
+from anabranch_conflict_resolver.schema.turn import is_altered
 from anabranch_conflict_resolver.schema.waiting import look
 
 _log = structlog.get_logger()
@@ -98,11 +99,15 @@ def set_aside(conn: Session, cache: Cache, database_id: int, now_ms: int) -> lis
         if begun is None:
             return []
         database = begun.context.synced.database
+        waiting = {marker.id for marker in begun.markers}
         for marker in begun.markers:
             tables.setdefault(marker.table_id, []).append(marker)
-    found = []
+    found: list[ChangeAtFault] = []
     for number, markers in tables.items():
         why = _why_not(conn, cache, database_id, now_ms, number) if number else None
+        if why is not None and is_altered(conn, database, sorted(waiting)):
+            # A trial fails for that, too: nothing is said of any table.
+            return found
         if why is not None:
             table = database.tables_by_id.get(number)
             for_good = why.for_good or table is None or table.name in database.torn
@@ -110,6 +115,7 @@ def set_aside(conn: Session, cache: Cache, database_id: int, now_ms: int) -> lis
                 mark_torn(conn, database_id, table.name, now_ms=now_ms)
             if for_good:
                 refuse_for_good(conn, database_id, markers, now_ms=now_ms)
+                waiting -= {marker.id for marker in markers}
             conn.commit()
             found.append(ChangeAtFault(markers[-1].sql_name, why.text, for_good))
     return found

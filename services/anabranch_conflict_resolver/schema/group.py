@@ -134,7 +134,8 @@ def _synced(
 ) -> SyncedDatabase:
     """The database from here on, as the group reads captured changes. Those of tables that are read as a whole and that
     nobody knows yet are left out."""
-    synced = compile_now(conn, database)
+    # While others wait, as in a trial, nothing is known of drift.
+    synced = compile_now(conn, database, altered=bool(without))
     whole = {one.after.name for one in changes if one.after is not None and (one.before is None or one.pulled)}
     shapes = image_shapes(conn, database.id)
     growing = {number: places for number, places in synced.growing.items() if number not in shapes.older}

@@ -222,6 +222,27 @@ def test_a_table_that_goes_and_comes_back_is_known(world: World) -> None:
     assert [marker.dropped for marker in world.markers()] == [True, True, False]
 
 
+def test_a_new_table_is_not_taken_for_the_one_that_had_its_name(world: World) -> None:
+    world.sql('update anabranch.databases set policy = \'{"new_tables": "all"}\'')
+    world.sql("drop table app.job")
+    world.sql("create table app.job (id text primary key, other text)")
+    before = world.markers()
+    assert [(marker.dropped, marker.created) for marker in before] == [(True, False), (False, True)]
+    assert not notice(world.conn, world.database)
+    assert world.markers() == before
+
+
+def test_a_table_that_is_set_aside_gives_way_to_one_that_has_its_name(world: World) -> None:
+    world.sql("create table app.site (id text primary key, job text references app.job)")
+    world.add("site")
+    world.sql("update anabranch.synced_tables set torn_ms = 1, sql_name = 'site' where name = 'job'")
+    database = world.database
+    assert database.by_sql_name["site"].name == "site"
+    assert database.find("job") is database.tables["job"]
+    assert set(database.table_order) == {"job", "site"}
+    assert {one.table for one in drift(world.conn, database) if one.stops} == {"job"}
+
+
 def test_a_transaction_that_does_not_see_what_others_altered_says_so(world: World) -> None:
     with connect(world.url, application_name="other") as other:
         other.execute("set transaction isolation level repeatable read")

@@ -103,6 +103,20 @@ def test_a_table_that_is_altered_before_a_group_has_its_rows_locked(
         assert rig.rows(rig.database.tables["job"].sql_name, key, column)[0] == ("1", stored)
 
 
+def test_values_of_another_type_than_the_group_took_them_for_are_nobodys_fault(
+    rig: ResolverRig, meanwhile: Any
+) -> None:
+    a = rig.node("a")
+    a.see()
+    sent = a.insert("job", {"id": "3", "title": "new", "n": 3})
+    loads = meanwhile(lambda: alter(rig, "alter table job alter column n type text using 'n is ' || n"), False)
+    settle(rig)
+    assert len(loads) == 2
+    assert rig.outcome(sent) == ["APPLIED"]
+    assert rig.sql("select attempts from anabranch.inbox") == []
+    assert rig.rows("job", "id", "n")[2] == ("3", "3")
+
+
 def test_another_table_that_is_altered_behind_the_locks_makes_the_group_run_again(
     rig: ResolverRig, meanwhile: Any
 ) -> None:

@@ -20,6 +20,7 @@ def test_an_accepted_write_stays_shown_where_its_table_is_set_aside(
     assert other.sync()
     device.read()
     assert device.execute("SELECT stage FROM _db_tables").fetchall() == [("aside",)]
+    assert device.status().set_aside == ("todo",)
     told: list[Change] = []
     device.table("todo").update({"id": "k3", "title": "mine"})
     device.on_change(told.append)
@@ -34,6 +35,6 @@ def test_an_accepted_write_stays_shown_where_its_table_is_set_aside(
     rows = "SELECT * FROM todo ORDER BY id"
     assert device.execute(rows).fetchall() == other.execute(rows).fetchall()
     assert [(c.key, c.origin) for c in told] == [(("k0",), "snapshot")]
-    assert device.status().disagreeing == ()
+    assert (device.status().disagreeing, device.status().set_aside) == ((), ())
     assert device.execute("SELECT count(*) FROM _db_base").fetchone() == (0,)
     other.close()

@@ -8,7 +8,7 @@ those of the present catalog; ``drift`` finds where the two differ. Constraints 
 from __future__ import annotations
 
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
@@ -78,8 +78,8 @@ class Database:
 
     @cached_property
     def by_sql_name(self) -> Mapping[str, Table]:
-        """The tables by their names in SQL."""
-        return {table.sql_name: table for table in self.tables.values()}
+        """The tables by their names in SQL. One that is not synced as it is gives way to another that has its name."""
+        return _by_sql_name(self.tables.values(), self.torn)
 
     def find(self, name: str) -> Table | None:
         """The table that people mean by ``name``: the one that is called so today, else the one of that identity."""
@@ -253,7 +253,7 @@ def _database(
         seal_key=seal_key,
         tables=tables,
         table_policies=policies,
-        constraints=_all_by_identity(constraints, tables.values(), schema_name),
+        constraints=_all_by_identity(constraints, tables.values(), torn, schema_name),
         first_positions=first_positions,
         uncaptured=frozenset(uncaptured),
         torn=frozenset(torn),
@@ -269,14 +269,19 @@ def _database(
 
 
 def _all_by_identity(
-    found: Mapping[tuple[str, str], Constraints], tables: Iterable[Table], schema_name: str
+    found: Mapping[tuple[str, str], Constraints], tables: Collection[Table], torn: Collection[str], schema_name: str
 ) -> dict[str, Constraints]:
     """The constraints of all tables of a database, with identities."""
-    synced = {table.sql_name: table for table in tables}
+    synced = _by_sql_name(tables, torn)
     return {
-        table.name: _by_identity(found.get((schema_name, name), Constraints()), table, schema_name, synced)
-        for name, table in synced.items()
+        table.name: _by_identity(found.get((schema_name, table.sql_name), Constraints()), table, schema_name, synced)
+        for table in tables
     }
+
+
+def _by_sql_name(tables: Iterable[Table], torn: Collection[str]) -> dict[str, Table]:
+    """Tables by their names in SQL. A torn one may be called so no longer."""
+    return {table.sql_name: table for table in sorted(tables, key=lambda table: table.name not in torn)}
 
 
 def _by_identity(found: Constraints, table: Table, schema_name: str, synced: Mapping[str, Table]) -> Constraints:

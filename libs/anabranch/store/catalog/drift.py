@@ -122,6 +122,10 @@ def _of_table(
     if relation is None:
         yield Drift(name, "the table is gone")
         return
+    if not {column.name for column in relation.columns}.issuperset(relation.key_columns):
+        # Columns and keys are read one after the other.
+        yield Drift(name, "it was altered while it was read", stops=False)
+        return
     now = Table(relation.name, relation.snapshot(known), relation.key_columns, table.id)
     yield from _changes(table, now, by_number=relation.oid == database.relations.get(name))
     if fault is not None:

@@ -26,7 +26,7 @@ from anabranch.store.ddl.shapes import Shape, columns_of
 Connection = psycopg.Connection[Any]
 
 # A table is found by its triggers wherever it is; one that lost them by its oid, if it still has its name, and else by
-# its name alone.
+# its name alone. One that has the triggers of another table is that one, whatever it is called.
 _DIFFERENT: LiteralString = """
 with last as (
     select distinct on (c.table_id) c.table_id, c.id, pg_catalog.convert_from(c.new, 'UTF8')::jsonb as told
@@ -56,6 +56,7 @@ with last as (
     left join pg_catalog.pg_namespace own on own.nspname = o.name
     left join pg_catalog.pg_class named
         on named.relnamespace = own.oid and named.relname = r.sql_name and named.relkind = 'r'
+        and not exists (select from triggers o where o.tgrelid = named.oid and o.number <> r.number)
     left join pg_catalog.pg_class c on c.oid = coalesce(t.tgrelid, named.oid)
     left join pg_catalog.pg_namespace n on n.oid = c.relnamespace
 )

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, LiteralString
 
 from ulid import ULID
 
@@ -34,6 +34,22 @@ from anabranch.values import Cell
 from anabranch.values.messages import column_reader
 
 DRAIN_S = 120.0
+_LOG_TAIL = 3_000
+_STATES: Mapping[str, LiteralString] = {
+    "batches that wait, by database": "select database_id, count(*) from anabranch.inbox group by 1",
+    "those first in line": """
+        select database_id, batch_id, node_id, prev, attempts, waits_for_batch, waits_for_table, park_deadline_ms
+        from anabranch.inbox i where not exists (
+            select from anabranch.inbox p where p.database_id = i.database_id and p.batch_id = i.prev
+        ) limit 10
+    """,
+    "captured, by database": "select database_id, type, count(*), min(id) from anabranch.captured group by 1, 2",
+    "heads": "select database_id, max(position), count(*) from anabranch.groups group by 1",
+    "sessions": """
+        select pid, application_name, state, wait_event, pg_blocking_pids(pid), now() - state_change, left(query, 60)
+        from pg_stat_activity where backend_type = 'client backend'
+    """,
+}
 RESEND_AT_ONCE = 200
 RESEND_BYTES = 3_500_000
 TOLD = 5_000
@@ -70,16 +86,24 @@ def head(conn: Session, database_id: int) -> int:
 
 
 def drain(nodes: Sequence[Node], conn: Session, database_id: int) -> list[dict[str, object]]:
-    """The state of each node once its queue is empty and the log is read to its end. Raises AssertionError."""
-    deadline = time.monotonic() + DRAIN_S
+    """The state of each node once its queue is empty and the log is read to its end.
+
+    Raises:
+        AssertionError: nothing went on for ``DRAIN_S``, or not all was done in ten times as long.
+    """
+    begun = time.monotonic()
+    deadline, last = begun + DRAIN_S, -1
     while True:
         for node in nodes:
             node.tell("drained?")
         if [node.hear() for node in nodes] == ["yes"] * len(nodes):
             break
+        if (now := head(conn, database_id)) > last:
+            deadline, last = min(time.monotonic() + DRAIN_S, begun + 10 * DRAIN_S), now
         if time.monotonic() > deadline:
-            waiting = conn.execute("select batch_id, prev, attempts from anabranch.inbox limit 5").fetchall()
-            raise AssertionError(f"promise 7, nobody blocked: the queues don't drain in {DRAIN_S} s; inbox: {waiting}")
+            raise AssertionError(
+                f"promise 7, nobody blocked: the queues don't drain in {DRAIN_S} s: {_in_the_way(conn, nodes)}"
+            )
     while left := _captured(conn, database_id):
         if time.monotonic() > deadline:
             raise AssertionError(f"promise 7, nobody blocked: {left} captured changes are not drained in {DRAIN_S} s")
@@ -88,6 +112,15 @@ def drain(nodes: Sequence[Node], conn: Session, database_id: int) -> list[dict[s
     for node in nodes:
         node.tell(f"reach {position}")
     return [json.loads(node.hear()) for node in nodes]
+
+
+def _in_the_way(conn: Session, nodes: Sequence[Node]) -> str:
+    """All that tells why queues do not drain: inboxes, captured changes, sessions, and the nodes' last words."""
+    told = [f"{name}: {conn.execute(query).fetchall()}" for name, query in _STATES.items()]
+    for node in nodes:
+        log = node.record.with_name(f"{node.record.name}.log")
+        told.append(f"{node.name}: {log.read_text()[-_LOG_TAIL:] if log.exists() else 'has said nothing'}")
+    return "\n".join(told)
 
 
 def _captured(conn: Session, database_id: int) -> int:

@@ -100,6 +100,7 @@ class Havoc:
         while self._goes_on(seconds):
             waits = self._waits_for_lake()
             self._next(self.chance.choice(sorted(WAYS.keys() - waits)), CALM if waits else 1)
+        self._bring_back()
         for proxy in self.proxies:
             proxy.mend()
 

@@ -183,10 +183,15 @@ def _value(db: SyncedDb, chance: random.Random, column: str, key: str, mark: str
 
 def start(db: SyncedDb) -> None:
     """Start the device: the first pull resumes where it broke off, and is tried until it is done. Raises CallFailed."""
+    again_and_again(db.start)
+
+
+def again_and_again(call: Callable[[], object]) -> None:
+    """Call until it is done. Raises CallFailed where it can't be, or not in time."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
         try:
-            db.start()
+            call()
             return
         except CallFailed as error:
             if not error.again or time.monotonic() > deadline:
@@ -206,8 +211,15 @@ def until(db: SyncedDb, condition: Callable[[Status], bool], timeout_s: float) -
 
 
 def reach(db: SyncedDb, position: int) -> dict[str, Any]:
-    """Wait until everything is sent, seen and read; return the device's state then."""
-    if not until(db, lambda status: not status.queued and status.cursor >= position, PATIENCE_S):
+    """Wait until everything is sent, seen, read and pulled; return the device's state then."""
+
+    def is_reached(status: Status) -> bool:
+        return not status.queued and status.cursor >= position and not status.set_aside
+
+    # A table of which the last change made another one is first asked for, then pulled.
+    if until(db, is_reached, PATIENCE_S):
+        again_and_again(db.read)
+    if not until(db, is_reached, PATIENCE_S):
         return {"stuck": repr(db.status())}
     return {
         "sums": {name: [count, total.hex()] for name, (count, total) in db.table_sums().items()},

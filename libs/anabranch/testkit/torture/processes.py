@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-HEAR_S = 90.0
+HEAR_S = 200.0
 
 
 class Node:
