@@ -13,7 +13,7 @@ from anabranch.store.ddl.enter import enter
 from anabranch.testkit.resolver_rig import ResolverRig
 from anabranch.testkit.waiting import until
 from anabranch_conflict_resolver.group import cache
-from anabranch_conflict_resolver.schema import group
+from anabranch_conflict_resolver.schema import fault, group
 
 TABLES = """
 create table bad (id text primary key, title text); create table good (id text primary key, title text)
@@ -67,6 +67,31 @@ def test_the_table_is_set_aside_by_name_and_the_others_go_on(
         assert torn == []
         assert list(change(rig).pulled) == ["bad"]
         assert "bad" in {table.name for table in change(rig).tables}
+
+
+def test_a_trial_that_fails_while_tables_are_altered_blames_nobody(
+    rig: ResolverRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fails(monkeypatch, rig.database.tables["bad"].id, always=True)
+    alter(rig, "alter table bad add column a text")
+    take_change = fault.take_change
+    trials: list[int] = []
+
+    def and_somebody_alters(*arguments: Any, **more: Any) -> Any:
+        trials.append(1)
+        alter(rig, f"alter table good add column c{len(trials)} text")
+        return take_change(*arguments, **more)
+
+    monkeypatch.setattr(fault, "take_change", and_somebody_alters)
+    assert rig.commit is not None
+    for _ in range(4):
+        with pytest.raises(RuntimeError, match="a fault of the program"):
+            rig.commit(rig.database.id, 1_000, 0)
+    assert len(trials) == 2
+    assert rig.sql("select name from anabranch.synced_tables where torn_ms is not null") == []
+    monkeypatch.undo()
+    settle(rig)
+    assert {table.name for table in change(rig).tables} == {"bad", "good"}
 
 
 @pytest.mark.slow
