@@ -9,6 +9,7 @@ from anabranch.store.catalog.drift import drift
 from anabranch.store.ddl.markers import ANY_WAITING, is_any_waiting
 from anabranch.store.ddl.notice import notice
 from anabranch.store.session.engine import connect
+from anabranch.v1 import snapshot_pb2
 
 from .conftest import World
 
@@ -230,6 +231,26 @@ def test_a_new_table_is_not_taken_for_the_one_that_had_its_name(world: World) ->
     assert [(marker.dropped, marker.created) for marker in before] == [(True, False), (False, True)]
     assert not notice(world.conn, world.database)
     assert world.markers() == before
+
+
+def test_a_marker_of_somebody_who_looked_while_a_table_was_dropped_does_not_bring_it_back(world: World) -> None:
+    world.sql('update anabranch.databases set policy = \'{"new_tables": "all"}\'')
+    world.sql("alter table app.job add column x int")
+    [looked] = world.markers()
+    world.sql("drop table app.job")
+    world.sql("create table app.job (id text primary key, other text)")
+    columns = "database_id, table_id, xid, type, depth, old, new"
+    world.sql(
+        f"insert into anabranch.captured ({columns}) select {columns} from anabranch.captured where id = {looked.id}"
+    )
+    of_job = [marker.dropped for marker in world.markers() if marker.table_id == looked.table_id]
+    assert of_job == [False, True, False]
+    entered = world.follow()
+    assert entered is not None
+    told = snapshot_pb2.SchemaChange.FromString(entered.message)
+    assert (list(told.dropped), list(told.created)) == (["job"], ["job~2"])
+    assert drift(world.conn, world.database) == []
+    assert world.markers() == []
 
 
 def test_a_table_that_is_set_aside_gives_way_to_one_that_has_its_name(world: World) -> None:

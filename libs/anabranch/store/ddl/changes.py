@@ -122,9 +122,14 @@ class _Reading:
 
     def _to_the_present(self, markers: list[Marker], present: dict[int, Shape]) -> list[Marker]:
         """The markers of a table, with one more where the last is not how the table is: its transaction may not have
-        seen all that others altered, or two that altered types may not have seen each other."""
+        seen all that others altered, nor that it was dropped, or two that altered types may not have seen each
+        other."""
         last = markers[-1]
         relation = self.relations.get(last.sql_name)
+        gone = next((marker for marker in reversed(markers) if marker.dropped), None)
+        if gone is not None and not last.dropped and (relation is None or relation.oid != last.relation):
+            # Who looked while it was being dropped may have told of it afterwards.
+            return [*markers, replace(gone, id=last.id)]
         shape = None if relation is None or last.dropped else present.get(relation.oid)
         if relation is None or shape is None or last.shape is None or is_like(shape, last.shape):
             return markers
