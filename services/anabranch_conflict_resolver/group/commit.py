@@ -59,8 +59,8 @@ from anabranch_conflict_resolver.group.undertaking import Chosen, choose, passed
 from anabranch_conflict_resolver.schema.fault import failed
 from anabranch_conflict_resolver.schema.group import BusyTableError
 from anabranch_conflict_resolver.schema.tear import tear
-from anabranch_conflict_resolver.schema.turn import commit_change, first_in_line, is_altered
-from anabranch_conflict_resolver.schema.waiting import SchemaWork
+from anabranch_conflict_resolver.schema.turn import commit_change, first_in_line
+from anabranch_conflict_resolver.schema.waiting import SchemaWork, is_altered
 
 _log = structlog.get_logger()
 

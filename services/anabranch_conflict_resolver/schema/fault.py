@@ -33,8 +33,7 @@ from anabranch.store.session.told import told
 from anabranch_conflict_resolver.group.cache import Cache, current
 from anabranch_conflict_resolver.group.context import Context
 from anabranch_conflict_resolver.schema.group import BusyTableError, take_change
-from anabranch_conflict_resolver.schema.turn import is_altered
-from anabranch_conflict_resolver.schema.waiting import look
+from anabranch_conflict_resolver.schema.waiting import is_altered, look
 
 _log = structlog.get_logger()
 _TRIAL_MS = 60_000

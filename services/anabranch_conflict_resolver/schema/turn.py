@@ -4,7 +4,6 @@ the group that takes it."""
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 
 from anabranch import faults
 from anabranch.store.catalog.databases import Database
@@ -45,16 +44,6 @@ def first_in_line(conn: Session, cache: Cache, database: Database, position: int
         return work
     cache.undertaken = NOTHING
     return None
-
-
-def is_altered(conn: Session, database: Database, known: Sequence[int]) -> bool:
-    """Whether tables were altered since a group began, which is rolled back: it took them for others than they are.
-    ``known``: the numbers of the markers that it found. Event triggers may have missed it. A marker that the group has
-    written itself was rolled back with it: here it is written anew, and stays, so that the group which comes next finds
-    the same and may be at fault for it."""
-    with conn.transaction():
-        notice(conn, database)
-        return [marker.id for marker in waiting(conn, database.id)] != list(known)
 
 
 def commit_change(context: Context, cache: Cache, head: Head, work: SchemaWork) -> Outcome | None:

@@ -14,7 +14,8 @@ from anabranch.store.capture.large import LAST, concerned
 from anabranch.store.catalog.databases import Database
 from anabranch.store.ddl.changes import changes_of
 from anabranch.store.ddl.difference import TableChange
-from anabranch.store.ddl.markers import Marker
+from anabranch.store.ddl.markers import Marker, waiting
+from anabranch.store.ddl.notice import notice
 from anabranch.store.session.engine import Session
 
 _EARLIEST = 0
@@ -63,6 +64,16 @@ def look(conn: Session, database: Database, markers: Sequence[Marker], position:
     found = concerned(conn, database.id, before, read)
     first, last = found or (_EARLIEST, _EARLIEST)
     return SchemaWork(markers, changes, first, last)
+
+
+def is_altered(conn: Session, database: Database, known: Sequence[int]) -> bool:
+    """Whether tables were altered since a group began, which is rolled back: it took them for others than they are.
+    ``known``: the numbers of the markers that it found. Event triggers may have missed it. A marker that the group has
+    written itself was rolled back with it: here it is written anew, and stays, so that the group which comes next finds
+    the same and may be at fault for it."""
+    with conn.transaction():
+        notice(conn, database)
+        return [marker.id for marker in waiting(conn, database.id)] != list(known)
 
 
 def words(changes: Sequence[TableChange], markers: Sequence[Marker], version: int) -> str:

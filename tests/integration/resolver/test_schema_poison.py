@@ -74,7 +74,7 @@ def test_a_trial_that_fails_while_tables_are_altered_blames_nobody(
 ) -> None:
     fails(monkeypatch, rig.database.tables["bad"].id, always=True)
     alter(rig, "alter table bad add column a text")
-    take_change = fault.take_change
+    take_change = group.take_change
     trials: list[int] = []
 
     def and_somebody_alters(*arguments: Any, **more: Any) -> Any:

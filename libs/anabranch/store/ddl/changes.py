@@ -128,7 +128,7 @@ class _Reading:
         relation = self.relations.get(last.sql_name)
         gone = next((marker for marker in reversed(markers) if marker.dropped), None)
         if gone is not None and not last.dropped and (relation is None or relation.oid != last.relation):
-            # Who looked while it was being dropped may have told of it afterwards.
+            # A session that looked while it was being dropped may have written its marker afterwards.
             return [*markers, replace(gone, id=last.id)]
         shape = None if relation is None or last.dropped else present.get(relation.oid)
         if relation is None or shape is None or last.shape is None or is_like(shape, last.shape):
