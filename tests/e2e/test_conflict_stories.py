@@ -6,6 +6,9 @@ import pytest
 
 from anabranch.testkit.story import Teller, new_id
 
+pytestmark = pytest.mark.slow
+"""Each of its stories takes a second or two of several processes."""
+
 TODO = {"todo": "id text primary key, title text, done boolean"}
 BOOKS = {
     "author": "id text primary key, name text",
@@ -14,7 +17,6 @@ BOOKS = {
 }
 
 
-@pytest.mark.slow
 def test_updates_of_different_columns_are_merged(story: Teller) -> None:
     told = story(TODO)
     a, b, x = told.node("a"), told.node("b"), new_id()
@@ -31,7 +33,6 @@ def test_updates_of_different_columns_are_merged(story: Teller) -> None:
     assert told.conflicts == []
 
 
-@pytest.mark.slow
 def test_promise_6_with_order_server_the_later_arrival_wins_and_the_loser_can_be_read(story: Teller) -> None:
     told = story(TODO, policy={"order": "server"})
     a, b, x = told.node("a"), told.node("b"), new_id()
@@ -48,7 +49,6 @@ def test_promise_6_with_order_server_the_later_arrival_wins_and_the_loser_can_be
     assert b.outcomes == [["OVERWROTE"]]
 
 
-@pytest.mark.slow
 def test_with_order_edit_the_later_edit_wins_whichever_arrives_first(story: Teller) -> None:
     told = story(TODO, policy={"order": "edit"})
     a, b, x = told.node("a"), told.node("b"), new_id()
@@ -84,7 +84,6 @@ def test_promise_2_an_update_of_a_deleted_row_is_rejected_with_its_whole_batch(s
     assert (a.dead, b.dead) == ([], [("ROW_DELETED", "todo")])
 
 
-@pytest.mark.slow
 def test_a_delete_by_a_node_that_had_not_seen_an_update_is_rejected_one_by_a_node_that_had_applies(
     story: Teller,
 ) -> None:
@@ -107,7 +106,6 @@ def test_a_delete_by_a_node_that_had_not_seen_an_update_is_rejected_one_by_a_nod
     assert letter.server_row == {"id": x, "title": "oat milk", "done": None}
 
 
-@pytest.mark.slow
 def test_of_two_deletes_the_second_is_rejected_and_the_row_stays_deleted(story: Teller) -> None:
     told = story(TODO)
     a, b, x = told.node("a"), told.node("b"), new_id()
@@ -180,7 +178,6 @@ def test_promise_7_after_a_rejection_later_batches_that_still_make_sense_are_kep
     assert b.dead == [("ROW_DELETED", "todo")] * 2
 
 
-@pytest.mark.slow
 def test_a_dead_letter_is_edited_and_replayed_as_a_new_batch(story: Teller) -> None:
     told = story(BOOKS)
     a, b, p, k = told.node("a"), told.node("b"), new_id(), new_id()
@@ -217,7 +214,6 @@ def test_a_nodes_own_later_write_does_not_hide_that_it_never_saw_anothers(story:
     assert told.conflicts == [("todo", x, "title", "from b")]
 
 
-@pytest.mark.slow
 def test_promise_3_counters_add_up_once_and_max_keeps_the_larger(story: Teller) -> None:
     told = story(
         {"stock": "id text primary key, n bigint, seen bigint, note text"},

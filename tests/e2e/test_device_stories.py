@@ -16,6 +16,9 @@ from anabranch.testkit.stack import Stack
 from anabranch.testkit.story import Teller, new_id
 from anabranch.testkit.waiting import until
 
+pytestmark = pytest.mark.slow
+"""Each of its stories takes a second or two of several processes."""
+
 LISTS = {
     "list": "id text primary key, name text",
     "todo": "id text primary key, list_id text references @list (id), title text, done boolean",
@@ -42,7 +45,6 @@ def test_a_new_node_has_every_row_after_its_first_start(story: Teller) -> None:
     assert (b.db.status().pulls, b.db.status().queued) == (1, 0)
 
 
-@pytest.mark.slow
 def test_promise_5_rows_of_a_pull_and_of_the_log_are_the_servers(story: Teller) -> None:
     told = story(
         TODO, setup=["insert into @todo select 'k' || g, 'title ' || g, g % 3 = 0 from generate_series(1, 3000) g"]
@@ -57,7 +59,6 @@ def test_promise_5_rows_of_a_pull_and_of_the_log_are_the_servers(story: Teller) 
     assert a.db.table_sums()["todo"][0] == 3000 - 499 + 200
 
 
-@pytest.mark.slow
 def test_a_restarted_device_goes_on_where_it_was(story: Teller) -> None:
     told = story(TODO)
     a, b, x, y = told.node("a"), told.node("b"), new_id(), new_id()
@@ -99,7 +100,6 @@ def test_a_copied_file_is_noticed_takes_a_new_node_id_and_keeps_its_queue(story:
     assert len(told.logged) == 3
 
 
-@pytest.mark.slow
 def test_somebody_else_on_the_same_file_is_refused_until_it_is_cleared(story: Teller, stack: Stack) -> None:
     told = story(TODO)
     a, x, y = told.node("a", subject="alice"), new_id(), new_id()
@@ -168,7 +168,6 @@ def test_in_the_background_a_commit_on_one_device_is_shown_on_the_other_at_once(
         b.db.stop()
 
 
-@pytest.mark.slow
 def test_in_the_background_a_device_gets_over_a_restart_of_every_service(story: Teller, stack: Stack) -> None:
     told = story(TODO)
     a, b, x = told.node("a", start=False), told.node("b", start=False), new_id()
@@ -197,7 +196,6 @@ def test_in_the_background_a_device_gets_over_a_restart_of_every_service(story: 
         b.db.stop()
 
 
-@pytest.mark.slow
 def test_stopping_does_not_wait_for_a_verdict_that_does_not_come(story: Teller, stack: Stack) -> None:
     told = story(TODO)
     a, x = told.node("a", start=False), new_id()
@@ -231,7 +229,6 @@ db.close()
 """
 
 
-@pytest.mark.slow
 def test_of_two_processes_on_one_file_one_syncs_for_both_and_the_other_takes_over(story: Teller, stack: Stack) -> None:
     told = story(TODO)
     a, b = told.node("a", start=False), told.node("b", start=False)

@@ -12,6 +12,9 @@ from anabranch.testkit.oracle import Recorded, Rows, Server
 from anabranch.testkit.story import Story, Teller, new_id
 from anabranch.v1 import verdict_pb2
 
+pytestmark = pytest.mark.slow
+"""Each of its stories takes a second or two of several processes."""
+
 
 class Run:
     """A small run: two devices, a value lost, a batch rejected."""
