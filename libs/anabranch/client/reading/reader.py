@@ -17,7 +17,7 @@ from collections.abc import Callable
 from anabranch.client.errors import CallFailed, NotReady
 from anabranch.client.events import State
 from anabranch.client.file import choice, state
-from anabranch.client.file.device_file import DeviceFile
+from anabranch.client.file.device_file import DeviceFile, Tx
 from anabranch.client.letters.dead_counts import DeadLetterCounts
 from anabranch.client.overlay.pendings import Pendings
 from anabranch.client.principal import owned
@@ -265,12 +265,12 @@ class Reader:
                     page_token=token,
                 )
             )
-            self._hear(response.state, current)
+            first = self._hear(response.state, current)
             self._describing.require_version(response.page)
             if up_to is not None and response.page.reached.server_timestamp_ms > up_to:
-                applied = applier.page(cut(response.page, up_to))
+                applied = applier.page(cut(response.page, up_to), first=first)
             else:
-                applied = applier.page(response.page, response.sums)
+                applied = applier.page(response.page, response.sums, first)
             token = response.next_page_token
             if goal is None:
                 goal = response.state.settled.server_timestamp_ms
@@ -287,39 +287,43 @@ class Reader:
                 # A pull has moved it.
                 token = b""
 
-    def _hear(self, server: position_pb2.ServerState, presented: state.FileState) -> None:
-        """Note an answer's report on the server, which has found the ``presented`` position in its history.
+    def _hear(self, server: position_pb2.ServerState, presented: state.FileState) -> Callable[[Tx], None]:
+        """Note an answer's report on the server, which has found the ``presented`` position in its history. What the
+        file has to note of it is done by the function that is returned, in the transaction that applies the page.
 
-        Raises:
+        That one raises:
             CallFailed: the server is in another epoch, and the file has seen a later position meanwhile, which has to
                 be presented first.
         """
         self._clock.note(server.server_time_ms)
         for event in self._clock.events():
             self._file.listeners.publish(event)
-        current = self._file.current()
-        if state.time_seen(current, server.server_time_ms):
-            with self._file.transaction() as tx:
-                tx.set(**state.time_seen(tx.state, server.server_time_ms))
-        if not server.settled.epoch or current.greatest_epoch in ("", server.settled.epoch):
-            return
-        with self._file.transaction() as tx:
-            taken = seen.take_epoch(tx, presented, server.settled)
-        if not taken:
-            raise CallFailed("ABORTED", "INVALID_TOKEN", "a new epoch has begun during the call", again=True)
+
+        def note(tx: Tx) -> None:
+            tx.set(**state.time_seen(tx.state, server.server_time_ms))
+            if not server.settled.epoch or tx.state.greatest_epoch in ("", server.settled.epoch):
+                return
+            if not seen.take_epoch(tx, presented, server.settled):
+                raise CallFailed("ABORTED", "INVALID_TOKEN", "a new epoch has begun during the call", again=True)
+
+        return note
 
     def _look(self, applied: AppliedPage, server: position_pb2.ServerState) -> bool:
         """Do what a page asks for beside its rows: new tables, tables to be pulled again, a new snapshot."""
-        current = self._file.current()
+        current = applied.state
         if applied.asked_twice:
             self.snapshot()
             return True
         caught_up = 0 < current.describe_at <= current.cursor_ms
+        waiting = None if applied.standing is None else applied.standing.not_live()
         if server.schema_version > current.schema_version or current.describe_due or caught_up:
             self._describing.now()
-        waiting = self._file.reader().execute("SELECT name FROM _db_tables WHERE stage != 'live'").fetchall()
+            waiting = None
+        if waiting is None:
+            found = self._file.reader().execute("SELECT name FROM _db_tables WHERE stage != 'live'").fetchall()
+            waiting = [name for (name,) in found]
         now = time.monotonic()
-        due = any(self._patience.get(name, 0.0) <= now for (name,) in waiting)
+        due = any(self._patience.get(name, 0.0) <= now for name in waiting)
         if due or (self._gaining is None and current.gains_due):
             self.prepare()
         return due
@@ -372,24 +376,31 @@ class Reader:
                 with self._turn:
                     if self._generation != generation:
                         return
-                    self._hear(response.state, current)
+                    first = self._hear(response.state, current)
                     page = response.page
                     if not response.HasField("page"):
                         page = change_pb2.Page(reached=response.state.settled)
                     self._describing.require_version(page)
                     with applying(response.traceparent):
-                        applied = self._following.page(page, response.sums)
+                        applied = self._following.page(page, response.sums, first)
                     if applied.anew:
                         return
                     self._look(applied, response.state)
                     if self._generation != generation:
                         return
-                    reader = self._file.reader()
-                    if not self._reported.issuperset(sums.disagreements(reader)) or self._dead_letters.changed(reader):
+                    if self._has_news(applied):
                         # The next call reports it to the server.
                         return
         finally:
             self.cancel()
+
+    def _has_news(self, applied: AppliedPage) -> bool:
+        """Whether tables disagree, or there are dead letters, of which the server was not told."""
+        reader = self._file.reader()
+        disagree = None if applied.standing is None else applied.standing.disagreements()
+        if disagree is None:
+            disagree = sums.disagreements(reader)
+        return not self._reported.issuperset(disagree) or self._dead_letters.changed(reader)
 
     def cancel(self) -> None:
         """End the subscription, if there is one."""
