@@ -17,7 +17,7 @@ from anabranch.client.events import Change, Origin
 from anabranch.client.file import audience_sums
 from anabranch.client.file.device_file import Tx
 from anabranch.client.file.device_table import DeviceTable
-from anabranch.client.file.sets import change_in, select_in
+from anabranch.client.file.sets import change_in, put_rows, select_in
 from anabranch.client.overlay.kept_sums import Base, Changed, sum_up
 from anabranch.client.overlay.pendings import Pendings
 from anabranch.client.queue import statements
@@ -173,7 +173,11 @@ def _changed(base: Base, changes: Mapping[int, Cell] | None) -> Base:
 def _show(tx: Tx, table: DeviceTable, writes: list[tuple[Any, ...]], deletes: list[tuple[Any, ...]]) -> None:
     if writes or deletes:
         with tx.writing(table, len(writes) + len(deletes)):
-            tx.conn.executemany(table.upsert_sql, writes)
+            if len(writes) > 1:
+                put_rows(tx.conn, table.upsert, len(table.readers), writes)
+            elif writes:
+                # The way of a live change, for which no longer statement is made.
+                tx.conn.execute(table.upsert_sql, writes[0])
             tx.conn.executemany(table.delete_sql, deletes)
 
 
