@@ -71,6 +71,27 @@ def test_a_figure_is_the_median_of_its_rounds_and_processor_time_and_counts_are_
     assert (as_json["a"], as_json["median_a"], as_json["median_b"]) == ([4.0, 100.0, 5.0], 5.0, 10.0)
 
 
+@pytest.mark.parametrize("after", [4, 5])
+def test_rounds_that_were_complete_are_kept_where_the_user_interrupts(after: int) -> None:
+    ran: list[str] = []
+
+    def run(checkout: Path, bench: str) -> dict[str, Any]:
+        if len(ran) == after:
+            raise KeyboardInterrupt
+        ran.append(bench)
+        return result(float(len(ran)))
+
+    said: list[str] = []
+    found = {(f.bench, f.name): (f.a, f.b) for f in compare(A, B, ["log", "pull"], 3, run, said.append)}
+    assert found["log", "value"] == ((1.0,), (2.0,))
+    assert found["pull", "value"] == ((3.0,), (4.0,))
+    assert "1 of 3" in said[-1]
+    del ran[:]
+    after = 3
+    with pytest.raises(KeyboardInterrupt):
+        compare(A, B, ["log", "pull"], 3, run)
+
+
 def a_checkout(folder: Path, value: int, source: str = FAKE) -> Path:
     for room in ("libs/anabranch/cli", "libs/anabranch/bench", "services"):
         (folder / room).mkdir(parents=True)

@@ -113,24 +113,33 @@ def checkout_of(folder: Path) -> Path:
 def compare(
     a: Path, b: Path, benches: Sequence[str], rounds: int, run: Run, say: Callable[[str], None] = lambda text: None
 ) -> list[Figure]:
-    """The figures of ``benches``, each run ``rounds`` times of either checkout. ``say`` is told of every run before it
-    begins. Those that only one checkout has are left out.
+    """The figures of ``benches``, each run ``rounds`` times of either checkout, or in as many rounds as were complete
+    when the user interrupted. ``say`` is told of every run before it begins. Those that only one checkout has are left
+    out.
 
     Raises:
         CompareError: a run gave no result.
+        KeyboardInterrupt: no round was complete.
     """
     values: dict[tuple[str, str], dict[Path, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for number in range(rounds):
-        turn = (a, b) if number % 2 == 0 else (b, a)
-        for bench in benches:
-            for checkout in turn:
-                say(f"round {number + 1} of {rounds}: {bench} of {checkout}")
-                for name, value in _figures(run(checkout, bench)):
-                    values[bench, name][checkout].append(value)
+    complete = 0
+    try:
+        for number in range(rounds):
+            turn = (a, b) if number % 2 == 0 else (b, a)
+            for bench in benches:
+                for checkout in turn:
+                    say(f"round {number + 1} of {rounds}: {bench} of {checkout}")
+                    for name, value in _figures(run(checkout, bench)):
+                        values[bench, name][checkout].append(value)
+            complete = number + 1
+    except KeyboardInterrupt:
+        if not complete:
+            raise
+        say(f"interrupted: these are the figures of {complete} of {rounds} rounds")
     return [
-        Figure(bench, name, tuple(of[a]), tuple(of[b]))
+        Figure(bench, name, tuple(of[a][:complete]), tuple(of[b][:complete]))
         for (bench, name), of in values.items()
-        if len(of[a]) == len(of[b]) == rounds
+        if min(len(of[a]), len(of[b])) >= complete
     ]
 
 
