@@ -9,9 +9,22 @@ from collections.abc import Callable
 
 import pytest
 
-from anabranch.bench import capture_drain, ddl, drain, fanout, growth, ingest, latency, poison, pull, sending, workload
+from anabranch.bench import (
+    capture_drain,
+    ddl,
+    drain,
+    fanout,
+    growth,
+    ingest,
+    latency,
+    log,
+    poison,
+    pull,
+    sending,
+    workload,
+)
 from anabranch.bench.benches import BENCHES
-from anabranch.bench.cpu import spent
+from anabranch.bench.cpu import DEVICES, ENDED, POSTGRES, Spent, process_name, spent
 from anabranch.bench.report import Result, percentile, print_json
 from anabranch.v1 import batch_pb2, errors_pb2, verdict_pb2
 
@@ -29,6 +42,7 @@ from anabranch.v1 import batch_pb2, errors_pb2, verdict_pb2
         pytest.param(lambda: capture_drain.capture(rows=1_000, paced=100), id="capture"),
         pytest.param(lambda: pull.pull(rows=4_000), id="pull"),
         pytest.param(lambda: pull.bootstrap(rows=4_000), id="bootstrap", marks=pytest.mark.long),
+        pytest.param(lambda: log.log(rows=2_000, changes=1_600), id="log"),
         pytest.param(lambda: fanout.fanout(subscribers=20, seconds=1), id="fanout"),
         pytest.param(lambda: fanout.fanout(subscribers=20, seconds=1, teams=100), id="fanout_audiences"),
         pytest.param(lambda: ddl.ddl(rows=4_000, alters=3, steady_s=1.0), id="ddl"),
@@ -156,3 +170,25 @@ def test_processor_time_is_counted_of_what_was_started_too() -> None:
         subprocess.run([sys.executable, "-c", "x = 0\nfor i in range(3_000_000): x += i"], check=True)
     assert took.cpu_s > 0.02
     assert took.wall_s > 0
+    assert took.by_process[ENDED] > 0.02
+    assert sum(took.by_process.values()) == pytest.approx(took.cpu_s)
+    twice = Spent()
+    twice.add(took)
+    twice.add(took)
+    assert twice.by_process[ENDED] == pytest.approx(2 * took.by_process[ENDED])
+    assert twice.details(2)["cpu_us_a_change_by_process"][ENDED] == pytest.approx(
+        took.by_process[ENDED] * 1e6, abs=0.01
+    )
+
+
+@pytest.mark.parametrize(
+    ("program", "arguments", "name"),
+    [
+        ("python3.11", ["/venv/bin/python", "-m", "anabranch_snapshot"], "anabranch_snapshot"),
+        ("python3.11", ["python", "-c", "from multiprocessing.spawn import spawn_main", "--x"], DEVICES),
+        ("postgres", ["postgres: anabranch bench 127.0.0.1(5) idle"], POSTGRES),
+        ("psql", ["psql", "-m"], "psql"),
+    ],
+)
+def test_processor_time_has_the_name_of_its_service(program: str, arguments: list[str], name: str) -> None:
+    assert process_name(program, arguments) == name

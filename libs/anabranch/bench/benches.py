@@ -16,6 +16,7 @@ from anabranch.bench import (
     growth,
     ingest,
     latency,
+    log,
     poison,
     pull,
     pull_parquet,
@@ -83,6 +84,11 @@ BENCHES: Mapping[str, Bench] = MappingProxyType(
             "the same rows into a new device's file",
             "bare INSERTs of rows in memory",
             "44,000 to 52,000 rows/s, PouchDB 4,800 (first sync of 200,000 rows)",
+        ),
+        "log": Bench(
+            log.log,
+            "100,000 changes of others from the log into the file of a device with a million rows",
+            "bootstrap of that million",
         ),
         "capture": Bench(
             capture_drain.capture,

@@ -15,6 +15,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from threading import Event
 
+from anabranch.bench.cpu import Spent, spent
 from anabranch.bench.device import device
 from anabranch.bench.report import Result, percentile
 from anabranch.bench.stage import Stage, stage
@@ -112,26 +113,28 @@ def _await(pipe: Connection, wanted: str) -> int:
     return int(moment)
 
 
-def _run(on: Stage, file: Path, rows: int, paced: int) -> tuple[float, float, list[float], float]:
-    """Rows a second to the device, and of the bare writer; the lags; seconds that the writer took."""
+def _run(on: Stage, file: Path, rows: int, paced: int) -> tuple[float, float, list[float], float, Spent]:
+    """Rows a second to the device, and of the bare writer; the lags; seconds that the writer took; what the rows cost
+    until they were there."""
     with device(on, _device, str(file), rows, paced, patience_s=_PATIENCE_S) as pipe:
         _await(pipe, "ready")
         with connect(on.url, application_name="anabranch-bench-backend") as conn:
             bare = _bare(conn, rows)
             started = time.time_ns()
-            for first in range(0, rows, _TRANSACTION_ROWS):
-                written = _write(conn, TABLE, range(first, first + _TRANSACTION_ROWS), "row")
-            arrived = _await(pipe, "all")
+            with spent() as cost:
+                for first in range(0, rows, _TRANSACTION_ROWS):
+                    written = _write(conn, TABLE, range(first, first + _TRANSACTION_ROWS), "row")
+                arrived = _await(pipe, "all")
             lags = _lags(conn, pipe, paced)
         pipe.send("done")
-    return rows / ((arrived - started) / 1e9), bare, lags, (written - started) / 1e9
+    return rows / ((arrived - started) / 1e9), bare, lags, (written - started) / 1e9, cost
 
 
 def capture(rows: int = 100_000, paced: int = 5_000) -> Result:
     """``rows`` rows by direct SQL to a device; then the lag of ``paced`` rows. The baseline is the rate that is asked
     for; the rate of a bare writer is among the details."""
     with stage() as on, tempfile.TemporaryDirectory(prefix="anabranch-bench-") as folder:
-        rate, bare, lags, wrote_s = _run(on, Path(folder) / "device.db", rows, paced)
+        rate, bare, lags, wrote_s, cost = _run(on, Path(folder) / "device.db", rows, paced)
     p50 = percentile(lags, 0.5)
     return Result(
         bench="capture",
@@ -147,5 +150,6 @@ def capture(rows: int = 100_000, paced: int = 5_000) -> Result:
             "writer_rows_per_s": round(rows / wrote_s),
             "lag_p50_ms": round(p50, 2),
             "lag_p99_ms": round(percentile(lags, 0.99), 2),
+            **cost.details(rows, "row"),
         },
     )

@@ -176,7 +176,7 @@ def drain(batches: int = 10_000) -> Result:
             "refused": planned.count("refused"),
             "queued_per_s": round(batches / drained.queued_s),
             "read_of_the_log_s": round(drained.read_s, 2),
-            "cpu_us_a_change": took.cpu_us(changes),
+            **took.details(changes),
             "device_cpu_us_a_change": round(drained.flush_cpu_s / changes * 1e6, 1),
             "ingest_cpu_us_a_change": ingested.cpu_us(changes),
         },

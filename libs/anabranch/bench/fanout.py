@@ -26,6 +26,7 @@ import grpc
 from ulid import ULID
 
 from anabranch.bench import workload
+from anabranch.bench.cpu import spent
 from anabranch.bench.device import device
 from anabranch.bench.report import Result, percentile
 from anabranch.bench.sending import Sender
@@ -183,12 +184,13 @@ def fanout(subscribers: int = 1_000, per_s: float = 200.0, seconds: float = 10.0
         for pipe in pipes:
             _await(pipe)
         following_s = time.perf_counter() - started
-        asyncio.run(_send(on, changes, per_s))
-        for pipe in pipes:
-            heard = _await(pipe)
-            assert isinstance(heard, Heard)
-            lags_ms += heard.lags_ms
-            messages += heard.messages
+        with spent() as cost:
+            asyncio.run(_send(on, changes, per_s))
+            for pipe in pipes:
+                heard = _await(pipe)
+                assert isinstance(heard, Heard)
+                lags_ms += heard.lags_ms
+                messages += heard.messages
         pages = shown(on.stack.metrics_addresses["snapshot"], "anabranch_log_pages_total", database=DATABASE)
     lags = sorted(lags_ms.elements())
     return Result(
@@ -207,5 +209,7 @@ def fanout(subscribers: int = 1_000, per_s: float = 200.0, seconds: float = 10.0
             "all_following_after_s": round(following_s, 2),
             "pages_made": pages,
             "messages_a_subscriber": sum(messages) / len(messages),
+            **cost.details(changes),
+            **cost.details(sum(messages), "message"),
         },
     )

@@ -120,7 +120,7 @@ def growth(changes: int = 5_000_000, measured: int = 40_000) -> Result:
         "log_bytes_a_change": round(log_bytes / there, 1),
         "verdicts_groups_versions_bytes_a_change": round(other_bytes / there, 1),
         "log_mb": round(log_bytes / 1e6, 1),
-        "cpu_us_a_change": with_history.cpu_us(sent),
+        **with_history.details(sent),
         "cpu_us_a_change_empty": without.cpu_us(sent),
         "cpu_ratio": round(without.cpu_s / with_history.cpu_s, 3),
         "sweep_s": round(swept.seconds, 1),

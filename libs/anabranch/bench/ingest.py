@@ -59,7 +59,7 @@ def ingest_some(on: Stage, changes: int, total: Spent) -> None:
     clients = workload.clients(8, changes, 10, _now_ms())
     with spent() as took:
         run = measure(on, clients, COALESCED)
-    total.add(Spent(run.seconds, took.cpu_s))
+    total.add(Spent(run.seconds, took.cpu_s, took.by_process))
 
 
 def _floor(on: Stage, clients: Sequence[Client], group_size: float) -> float:
@@ -86,7 +86,7 @@ def ingest(changes: int = 200_000) -> Result:
             "changes": changes,
             "clients": 8,
             "batches_per_group": round(run.group_size, 1),
-            "cpu_us_a_change": took.cpu_us(changes),
+            **took.details(changes),
         },
     )
 
@@ -115,9 +115,12 @@ def ingest1(changes: int = 40_000) -> Result:
     with stage() as on:
         single = measure(on, workload.clients(1, changes // 2, 1, _now_ms()), COALESCED)
         clients = workload.clients(8, changes, 1, _now_ms())
-        eight = measure(on, clients, COALESCED)
+        with spent() as took:
+            eight = measure(on, clients, COALESCED)
         baseline = _floor(on, clients, eight.group_size)
-        alone = measure(on, workload.clients(8, changes // 8, 1, _now_ms()), 1)
+        clients = workload.clients(8, changes // 8, 1, _now_ms())
+        with spent() as took_alone:
+            alone = measure(on, clients, 1)
     worse = min(single, eight, key=lambda run: run.rate)
     return Result(
         bench="ingest1",
@@ -136,5 +139,7 @@ def ingest1(changes: int = 40_000) -> Result:
             "eight_clients_per_s": round(eight.rate),
             "batches_per_group": round(eight.group_size, 1),
             "one_batch_a_call_per_s": round(alone.rate),
+            "eight_clients": took.details(changes),
+            "one_batch_a_call": took_alone.details(changes // 8),
         },
     )

@@ -11,6 +11,7 @@ from pathlib import Path
 import grpc
 
 from anabranch.bench import floor, workload
+from anabranch.bench.cpu import Spent, spent
 from anabranch.bench.device import device
 from anabranch.bench.report import Result, percentile
 from anabranch.bench.sending import Sender
@@ -42,17 +43,19 @@ async def _verdict_times(on: Stage, times: int) -> list[float]:
     return took[WARM_UP:]
 
 
-def _verdicts(on: Stage, times: int) -> tuple[list[float], list[float]]:
-    """Times to the verdict, and of the baseline, half of it before and half after."""
+def _verdicts(on: Stage, times: int) -> tuple[list[float], list[float], Spent]:
+    """Times to the verdict, and of the baseline, half of it before and half after; what the former cost, the warm-up
+    included."""
     pairs = floor.commit_pair_s(on.url, times // 2)
-    took = asyncio.run(_verdict_times(on, times))
-    return took, pairs + floor.commit_pair_s(on.url, times // 2)
+    with spent() as cost:
+        took = asyncio.run(_verdict_times(on, times))
+    return took, pairs + floor.commit_pair_s(on.url, times // 2), cost
 
 
 def latency(times: int = 1_000) -> Result:
     """One batch of one change at a time, to its verdict."""
     with stage() as on:
-        took, pairs = _verdicts(on, times)
+        took, pairs, cost = _verdicts(on, times)
     base = percentile(pairs, 0.5) * 1_000
     p50, p99 = percentile(took, 0.5) * 1_000, percentile(took, 0.99) * 1_000
     return Result(
@@ -63,7 +66,12 @@ def latency(times: int = 1_000) -> Result:
         target=P50_TARGET,
         direction="at most",
         conditions={f"p99 ≤ {P99_TARGET:g} × two bare commits": p99 <= P99_TARGET * base},
-        details={"times": times, "p99_ms": round(p99, 3), "p99_ratio": round(p99 / base, 3)},
+        details={
+            "times": times,
+            "p99_ms": round(p99, 3),
+            "p99_ratio": round(p99 / base, 3),
+            **cost.details(times + WARM_UP),
+        },
     )
 
 
@@ -82,7 +90,7 @@ def _listen(pipe: Connection, addresses: dict[str, str], key: str, file: str) ->
 def propagate(times: int = 500) -> Result:
     """One row at a time, from the end of A's local commit to B's file."""
     with stage() as on, tempfile.TemporaryDirectory(prefix="anabranch-bench-") as folder:
-        verdicts, _ = _verdicts(on, times)
+        verdicts, _, _ = _verdicts(on, times)
         took: list[float] = []
         addresses, key = on.stack.addresses, on.stack.key
         with (
@@ -91,13 +99,14 @@ def propagate(times: int = 500) -> Result:
         ):
             _await(pipe, "ready")
             table = db.table(workload.TABLE)
-            for i in range(times + WARM_UP):
-                row_id = f"propagate-{i:06d}"
-                row = {"id": row_id, "title": "t", "done": False, "position": i, "score": None, "changed": i}
-                table.insert(row)
-                committed = time.time_ns()
-                took.append((_await(pipe, row_id) - committed) / 1e9)
-                time.sleep(PAUSE_S)
+            with spent() as cost:
+                for i in range(times + WARM_UP):
+                    row_id = f"propagate-{i:06d}"
+                    row = {"id": row_id, "title": "t", "done": False, "position": i, "score": None, "changed": i}
+                    table.insert(row)
+                    committed = time.time_ns()
+                    took.append((_await(pipe, row_id) - committed) / 1e9)
+                    time.sleep(PAUSE_S)
             pipe.send("done")
     p50 = percentile(took[WARM_UP:], 0.5) * 1_000
     return Result(
@@ -107,7 +116,11 @@ def propagate(times: int = 500) -> Result:
         unit="ms",
         target=PROPAGATE_TARGET,
         direction="at most",
-        details={"times": times, "p99_ms": round(percentile(took[WARM_UP:], 0.99) * 1_000, 3)},
+        details={
+            "times": times,
+            "p99_ms": round(percentile(took[WARM_UP:], 0.99) * 1_000, 3),
+            **cost.details(times + WARM_UP),
+        },
     )
 
 

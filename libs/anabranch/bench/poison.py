@@ -104,7 +104,7 @@ def _run(on: Stage, changes: int, broken: Constraint | None) -> tuple[Spent, flo
     clients = [client(i, changes // BATCH_ROWS // CLIENTS, now_ms, broken) for i in range(CLIENTS)]
     with spent() as took:
         run = ingest.measure(on, clients, ingest.COALESCED)
-    return Spent(run.seconds, took.cpu_s), run.group_size
+    return Spent(run.seconds, took.cpu_s, took.by_process), run.group_size
 
 
 def poison(changes: int = 40_000) -> Result:
@@ -136,7 +136,7 @@ def poison(changes: int = 40_000) -> Result:
                 broken.replace(" ", "_"): {
                     "per_s": round(rates[broken]),
                     "ratio": round(rates[broken] / rate, 3),
-                    "cpu_us_a_change": took.cpu_us(changes),
+                    **took.details(changes),
                     "batches_per_group": round(sizes[broken], 1),
                 }
                 for broken, took in runs.items()

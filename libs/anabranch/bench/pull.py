@@ -137,7 +137,7 @@ def pull(rows: int = 1_000_000) -> Result:
             "copy_per_s": [round(rows / seconds) for seconds in copies],
             "bytes_a_row": round(best.payload / rows, 1),
             "server_grew_mib": round(grown, 1),
-            "cpu_us_a_row": took.cpu_us(ROUNDS * rows),
+            **took.details(ROUNDS * rows, "row"),
         },
     )
 
@@ -153,7 +153,7 @@ def _start(pipe: Connection, addresses: dict[str, str], key: str, file: str) -> 
         db.close()
 
 
-def _started(on: Stage, file: Path) -> tuple[float, float]:
+def started(on: Stage, file: Path) -> tuple[float, float]:
     """Wall and processor seconds of a device's first start. Raises TimeoutError, and EOFError where it has failed."""
     with device(on, _start, str(file), patience_s=_PATIENCE_S) as pipe:
         if not pipe.poll(_PATIENCE_S):
@@ -197,7 +197,7 @@ def bootstrap(rows: int = 1_000_000) -> Result:
         for number in range(ROUNDS):
             file = Path(name) / f"device-{number}.db"
             with spent() as one:
-                starts.append(_started(on, file))
+                starts.append(started(on, file))
             took.add(one)
             for each, seconds in ((1, singly), (ROWS_A_STATEMENT, together)):
                 empty = Path(name) / f"bare-{number}-{each}.db"
@@ -220,6 +220,6 @@ def bootstrap(rows: int = 1_000_000) -> Result:
             "many_rows_a_statement_per_s": [round(rows / seconds) for seconds in together],
             "ratio_to_executemany": round(min(singly) / wall_s, 3),
             "device_cpu_us_a_row": round(min(cpu for _, cpu in starts) / rows * 1e6, 2),
-            "cpu_us_a_row": took.cpu_us(ROUNDS * rows),
+            **took.details(ROUNDS * rows, "row"),
         },
     )

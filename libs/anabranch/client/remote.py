@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
@@ -16,6 +17,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from opentelemetry import propagate, trace
 
 from anabranch import limits
+from anabranch.client.asked import Asked
 from anabranch.client.channel import SharedChannel
 from anabranch.client.errors import AppOutdated, CallFailed, WrongPrincipal
 from anabranch.client.token import Token, given, sendable
@@ -33,6 +35,8 @@ CALL_TIMEOUT_S = 30.0
 PAGE_TIMEOUT_S = 120.0
 SEND_TIMEOUT_S = 45.0
 STREAM_TIMEOUT_S = 3600.0
+_LEAST_S = 10.0
+"""For a call that is made again with another token, however late that is found."""
 SLOWEST_BYTES_PER_S = 16_384
 """The rate that even a poor network carries: with a shorter deadline the same call would fail for ever."""
 
@@ -230,6 +234,35 @@ class RemoteDb:
         """One page."""
         return self._call("get", "changes", lambda c: _Changes(c).Get, request, PAGE_TIMEOUT_S)
 
+    def get_ahead(self, request: change_pb2.GetRequest) -> Asked[change_pb2.GetResponse]:
+        """One page, asked for and not waited for. Raises nothing: a failure is the answer."""
+        deadline_s = time.monotonic() + PAGE_TIMEOUT_S
+        try:
+            channel, shared = self._channel("changes")
+            token = self.token()
+            with failures(shared, token):
+                get: Any = _Changes(channel).Get
+                call = get.future(request, timeout=PAGE_TIMEOUT_S, metadata=self._metadata(token))
+        except CallFailed as error:
+            return Asked.failed(error)
+
+        def answer() -> change_pb2.GetResponse:
+            response: change_pb2.GetResponse
+            try:
+                with failures(shared, token):
+                    response = _result(call)
+                    return response
+            except CallFailed as error:
+                another = self._another(token) if error.reason == EXPIRED else None
+                if another is None:
+                    raise
+            left_s = max(_LEAST_S, deadline_s - time.monotonic())
+            with failures(shared, another):
+                response = get(request, timeout=left_s, metadata=self._metadata(another))
+                return response
+
+        return Asked(answer, call.cancel)
+
     def subscribe(self, request: change_pb2.SubscribeRequest) -> Stream[change_pb2.SubscribeResponse]:
         """Pages and heartbeats as they come, for an hour at most."""
         return self._stream("subscribe", "changes", lambda c: _Changes(c).Subscribe, request, STREAM_TIMEOUT_S)
@@ -265,6 +298,14 @@ class RemoteDb:
     def list_conflicts(self, request: resolver_pb2.ListConflictsRequest) -> resolver_pb2.ListConflictsResponse:
         """One page of conflicts."""
         return self._call("list_conflicts", "resolver", lambda c: _Resolver(c).ListConflicts, request, CALL_TIMEOUT_S)
+
+
+def _result(call: Any) -> Any:
+    """The answer of a call that was begun. Raises grpc.RpcError, and CallFailed where it was cancelled here."""
+    try:
+        return call.result()
+    except grpc.FutureCancelledError as error:
+        raise CallFailed(grpc.StatusCode.CANCELLED.name, "", "the call is not wanted any more", again=True) from error
 
 
 def applying(traceparent: str) -> contextlib.AbstractContextManager[object]:

@@ -12,6 +12,7 @@ from anabranch.client import SyncedDb
 from anabranch.merge import Policy
 from anabranch.testkit.memory_remote import MemoryRemote
 from anabranch.testkit.memory_server import MemoryServer, MemoryTable
+from anabranch.testkit.standing_check import checked_standing
 from anabranch.values import Column, Kind, Table
 
 TODO = Table(
@@ -27,6 +28,12 @@ def _remote() -> MemoryRemote:
     for i in range(5):
         server.preset("todo", f"k{i}", {"id": f"k{i}", "title": f"title {i}", "n": i})
     return MemoryRemote(server, [TODO], lambda: time.time_ns() // 1_000_000)
+
+
+@pytest.fixture(autouse=True)
+def standing_is_true() -> Iterator[None]:
+    with checked_standing():
+        yield
 
 
 @pytest.fixture

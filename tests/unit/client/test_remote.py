@@ -20,6 +20,7 @@ CALLS: dict[str, Callable[[RemoteDb], object]] = {
     "send": lambda remote: remote.send(ingest_pb2.SendRequest()),
     "send_stream": lambda remote: next(remote.send_stream(iter([]), 5.0)),
     "get": lambda remote: remote.get(change_pb2.GetRequest()),
+    "get_ahead": lambda remote: remote.get_ahead(change_pb2.GetRequest()).answer(),
     "subscribe": lambda remote: next(remote.subscribe(change_pb2.SubscribeRequest())),
     "find_common": lambda remote: remote.find_common(change_pb2.FindCommonRequest()),
     "describe": lambda remote: remote.describe(snapshot_pb2.DescribeRequest()),

@@ -6,8 +6,8 @@ import tomllib
 
 from .environments import ROOT, TOOL, Wheel, metadata, requirements
 
-MOST_LINES = 18_900
-MOST_KB = 360
+MOST_LINES = 19_300
+MOST_KB = 370
 """The most that a device's wheel has: lines of Python, and kilobytes as it travels."""
 WORKSPACE = tomllib.loads((ROOT / "pyproject.toml").read_text())
 

@@ -28,6 +28,7 @@ from anabranch.client.file.believed import UNREADABLE, believed, cause
 from anabranch.client.file.device_table import DeviceTable, DeviceTables, compiled
 from anabranch.client.file.holder import Holder
 from anabranch.client.file.read_connection import AppConnection, ReadConnection
+from anabranch.client.file.standing import Standing
 from anabranch.client.file.state import FileState
 from anabranch.client.file.write_connection import WriteConnection, as_damage, explained
 from anabranch.client.writes.ids import next_id
@@ -53,6 +54,7 @@ class Tx:
         "conn",
         "events",
         "on_undo",
+        "standing",
         "state",
         "tables",
         "wants_rows",
@@ -77,6 +79,8 @@ class Tx:
         self.events: list[Event] = []
         self.on_undo: list[Callable[[], None]] = []
         """Called where the transaction, or a part of it, is undone: values kept in memory may no longer hold."""
+        self.standing: Standing | None = None
+        """Where the file stands, while a page is applied; see ``file.standing``."""
         self.wants_rows = wants_rows
         """Whether a callback listens to changes, so that reporting them is worth the work."""
 
@@ -104,6 +108,11 @@ class Tx:
             self.conn.execute("UPDATE _db_writer SET open = 1")
             self._let_in = self._opened = True
         yield
+
+    def forget_standing(self, table: str) -> None:
+        """Note that a table's stage, sum or disagreement is changed."""
+        if self.standing is not None:
+            self.standing.forget(table)
 
     def close(self) -> None:
         """End the permission to write rows, before the commit."""
@@ -142,6 +151,7 @@ class Tx:
     def undone(self) -> None:
         """Note that the transaction, or a part of it, was undone."""
         self._let_in = False
+        self.standing = None
         for forget in self.on_undo:
             forget()
 

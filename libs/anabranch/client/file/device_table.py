@@ -114,7 +114,8 @@ class DeviceTable:
         rest = [quote(c.sql_name) for c in table.columns if c.name not in table.key_columns]
         action = "UPDATE SET " + ", ".join(f"{n} = excluded.{n}" for n in rest) if rest else "NOTHING"
         self.insert_sql = self.insert_into(table.sql_name)
-        self.upsert_sql = f"{self.insert_sql} ON CONFLICT ({self.key_sql}) DO {action}"
+        self._or_update = f" ON CONFLICT ({self.key_sql}) DO {action}"
+        self.upsert_sql = self.upsert()
         match = " AND ".join(f"{n} = ?" for n in self._key_names)
         self.delete_sql = f"DELETE FROM {self.quoted} WHERE {match}"
         # The stored form of a key is the cell itself but for booleans, which are equal to it.
@@ -142,9 +143,13 @@ class DeviceTable:
             "" if rowid else " WITHOUT ROWID"
         )
 
-    def insert_into(self, name: str) -> str:
-        """The statement that adds a stored row to the table ``name``, which has this table's columns."""
-        return f"INSERT INTO {quote(name)} ({self.columns_sql}) VALUES ({self._values})"
+    def insert_into(self, name: str, rows: int = 1) -> str:
+        """The statement that adds so many stored rows to the table ``name``, which has this table's columns."""
+        return f"INSERT INTO {quote(name)} ({self.columns_sql}) VALUES {', '.join([f'({self._values})'] * rows)}"
+
+    def upsert(self, rows: int = 1) -> str:
+        """The statement that adds so many stored rows to the table, or makes those that are there the same."""
+        return self.insert_into(self.sql_name, rows) + self._or_update
 
     def key_of(self, row: Sequence[Any]) -> tuple[Any, ...]:
         """The key in a row of cells or a stored row."""

@@ -26,9 +26,15 @@ class Changed(NamedTuple):
 
 def add_to_sum(tx: Tx, table: str, rows: int, hash_change: int) -> None:
     """Change a table's kept sum."""
-    count, data = tx.conn.execute("SELECT count, hash FROM _db_tables WHERE name = ?", (table,)).fetchone()
+    kept = None if tx.standing is None else tx.standing.tables.get(table)
+    if kept is None:
+        count, data = tx.conn.execute("SELECT count, hash FROM _db_tables WHERE name = ?", (table,)).fetchone()
+    else:
+        count, data = kept.rows, kept.hash
     total = audience_sums.as_bytes(int.from_bytes(data, "big") + hash_change)
     tx.conn.execute("UPDATE _db_tables SET count = ?, hash = ? WHERE name = ?", (count + rows, total, table))
+    if kept is not None and tx.standing is not None:
+        tx.standing.tables[table] = kept._replace(rows=count + rows, hash=total)
 
 
 def sum_up(tx: Tx, table: DeviceTable, changed: Sequence[Changed]) -> None:

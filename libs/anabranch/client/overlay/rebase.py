@@ -17,7 +17,7 @@ from anabranch.client.events import Change, Origin
 from anabranch.client.file import audience_sums
 from anabranch.client.file.device_file import Tx
 from anabranch.client.file.device_table import DeviceTable
-from anabranch.client.file.sets import change_in, select_in
+from anabranch.client.file.sets import change_in, put_rows, select_in
 from anabranch.client.overlay.kept_sums import Base, Changed, sum_up
 from anabranch.client.overlay.pendings import Pendings
 from anabranch.client.queue import statements
@@ -66,9 +66,12 @@ def read_bases(conn: sqlite3.Connection, table: DeviceTable, keys: Iterable[str]
     return {key: None if row is None else table.from_bytes(row) for key, row in rows}
 
 
-def has_bases(conn: sqlite3.Connection) -> bool:
+def has_bases(tx: Tx) -> bool:
     """Whether any row may be shown otherwise than its base."""
-    return conn.execute("SELECT 1 FROM _db_base LIMIT 1").fetchone() is not None
+    if tx.standing is not None and not tx.standing.queued and not tx.standing.based:
+        # Without a queue nothing comes to be shown otherwise.
+        return False
+    return tx.conn.execute("SELECT 1 FROM _db_base LIMIT 1").fetchone() is not None
 
 
 def tell(tx: Tx, table: DeviceTable, old: Sequence[Any] | None, new: Sequence[Any] | None, origin: Origin) -> None:
@@ -109,7 +112,7 @@ def rebase(
     keys = {**{k: p.key for k, p in patches.items()}, **touched}
     shown_rows = table.read_by_text(tx.conn, keys)
     # Base images outlive, within a transaction, the batches that have just left the queue.
-    overlay = bool(touched) or has_bases(tx.conn)
+    overlay = bool(touched) or has_bases(tx)
     parts_of = pendings.load(tx, table.name, keys) if overlay else {}
     bases = read_bases(tx.conn, table, keys) if overlay else {}
     load, store, same = table.codec.load, table.codec.store, table.codec.same
@@ -170,7 +173,11 @@ def _changed(base: Base, changes: Mapping[int, Cell] | None) -> Base:
 def _show(tx: Tx, table: DeviceTable, writes: list[tuple[Any, ...]], deletes: list[tuple[Any, ...]]) -> None:
     if writes or deletes:
         with tx.writing(table, len(writes) + len(deletes)):
-            tx.conn.executemany(table.upsert_sql, writes)
+            if len(writes) > 1:
+                put_rows(tx.conn, table.upsert, len(table.readers), writes)
+            elif writes:
+                # The way of a live change, for which no longer statement is made.
+                tx.conn.execute(table.upsert_sql, writes[0])
             tx.conn.executemany(table.delete_sql, deletes)
 
 

@@ -33,6 +33,7 @@ _IN_VERDICTS_ALONE: Mapping[int, ConflictOutcome] = {verdict_pb2.OUTCOME_MERGED:
 
 def set_aside(tx: Tx, table: str, reason: str) -> None:
     """Leave a table's rows as they are until it has been pulled again; ``table`` is its identity."""
+    tx.forget_standing(table)
     tx.conn.execute(
         "UPDATE _db_tables SET stage = 'aside', reason = ? WHERE name = ? AND stage = 'live'", (reason, table)
     )
@@ -91,10 +92,9 @@ def leave(tx: Tx, pendings: Pendings, position: int) -> Touched:
 
 def seen(tx: Tx, ids: Collection[str]) -> None:
     """Note that these batches, own and foreign ones, are in the log."""
-    if ids and not statements.is_empty(tx.conn):
-        own = statements.which(tx.conn, ids)
-        if own:
-            statements.mark_seen(tx.conn, own)
+    own = statements.which(tx.conn, ids)
+    if own:
+        statements.mark_seen(tx.conn, own)
 
 
 def publish_losers(tx: Tx, losers: Sequence[change_pb2.Loser]) -> None:

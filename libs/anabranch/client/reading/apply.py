@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from anabranch.client.events import State
+from anabranch.client.file import standing
 from anabranch.client.file.device_file import DeviceFile, Tx
+from anabranch.client.file.standing import Standing
+from anabranch.client.file.state import FileState
 from anabranch.client.overlay.pendings import Pendings
 from anabranch.client.queue import settle, statements
 from anabranch.client.reading import held, seen, sums
@@ -22,11 +26,17 @@ _NEVER = 2**63 - 1
 class AppliedPage:
     """The result of a page. ``asked_twice``: whether the log passed an own verdict twice without showing its batch.
     ``anew``: nothing of it was applied, as it tells of audiences at another place than the file's: the log is to be
-    read anew from the cursor."""
+    read anew from the cursor. ``state``, ``standing``: the file's after it, the latter as far as it is known."""
 
-    cursor_ms: int
+    state: FileState
     asked_twice: bool
     anew: bool = False
+    standing: Standing | None = None
+
+    @property
+    def cursor_ms(self) -> int:
+        """The cursor after it, in milliseconds."""
+        return self.state.cursor_ms
 
 
 class Applier:
@@ -60,9 +70,15 @@ class Applier:
             if position > current.cursor_ms and event is not None:
                 self._file.listeners.tell(event)
 
-    def page(self, page: change_pb2.Page, sums_at_end: Sequence[position_pb2.TableSum] = ()) -> AppliedPage:
+    def page(
+        self,
+        page: change_pb2.Page,
+        sums_at_end: Sequence[position_pb2.TableSum] = (),
+        first: Callable[[Tx], None] = lambda tx: None,
+    ) -> AppliedPage:
         """Apply the groups that are complete with ``page``, which must follow the last one given or the cursor.
-        ``sums_at_end``: sums of tables at the position that the page reaches.
+        ``sums_at_end``: sums of tables at the position that the page reaches. ``first`` is called in the transaction
+        before anything is changed; where it raises, nothing is applied.
 
         Raises:
             sqlite3.Error: the file can't be written; nothing of the page was applied.
@@ -77,8 +93,9 @@ class Applier:
         self._tell_before(groups, spooled)
         self._reached("before_apply")
         with self._file.transaction() as tx:
+            first(tx)
             if told is not None and not self._begins_with(tx, told):
-                return AppliedPage(tx.state.cursor_ms, False, True)
+                return AppliedPage(tx.state, False, True)
             applied = self._apply(tx, self._in_order(groups, spooled), batches, page.reached, sums_at_end)
         self._reached("after_apply")
         self._at = page.reached.server_timestamp_ms
@@ -114,9 +131,13 @@ class Applier:
         sums_at_end: Sequence[position_pb2.TableSum],
     ) -> AppliedPage:
         cursor = tx.state.cursor_ms
-        settle.seen(tx, batches)
         end = max(cursor, reached.server_timestamp_ms)
-        touched = settle.leave(tx, self._pendings, end)
+        tx.standing = standing.read(tx.conn)
+        # Nothing is queued meanwhile.
+        queued, touched = tx.standing.queued, settle.Touched()
+        if queued:
+            settle.seen(tx, batches)
+            touched = settle.leave(tx, self._pendings, end)
         bases = _Bases(tx, self._pendings)
         for part in parts:
             if part.position > cursor:
@@ -125,16 +146,15 @@ class Applier:
         if bases.losers:
             settle.publish_losers(tx, bases.losers)
         if end > cursor:
-            tx.set(cursor_ms=end)
-            seen.saw(tx, reached)
+            seen.saw(tx, reached, cursor_ms=end)
         bases.newest.update(((s.table, s.audience), s) for s in sums_at_end)
         if bases.newest and reached.server_timestamp_ms == tx.state.cursor_ms:
             sums.compare(tx, bases.newest.values(), tx.state.cursor_ms)
-        passed = statements.covered(tx.conn, end)
+        passed = statements.covered(tx.conn, end) if queued else []
         twice = statements.ask_again(tx.conn, passed) if passed else []
         if passed:
             tx.events.append(State("error", f"the log passed the verdict of {passed[0]} without showing it"))
-        return AppliedPage(end, bool(twice))
+        return AppliedPage(tx.state, bool(twice), standing=tx.standing)
 
 
 class _Bases:
@@ -146,9 +166,9 @@ class _Bases:
         self._pendings = pendings
         self._skip: dict[str, int] = {}
         self._lenient: dict[str, int] = {}
-        for name, stage, first, last in tx.conn.execute("SELECT name, stage, first_ms, last_ms FROM _db_tables"):
-            self._skip[name] = first if stage == "live" else _NEVER
-            self._lenient[name] = last
+        for name, kept in (tx.standing or standing.read(tx.conn)).tables.items():
+            self._skip[name] = kept.first_ms if kept.stage == "live" else _NEVER
+            self._lenient[name] = kept.last_ms
         self._folder = self._new_folder()
         self._folded = Folded()
         self._altered_at = self._changed_at = 0
@@ -170,13 +190,22 @@ class _Bases:
             self._alter(part)
         if changes:
             self._changed_at, change = part.position, part.audience_change
-            held.change(self._tx, change.gained, change.lost, self._pendings, part.position)
+            with self._standing_anew():
+                held.change(self._tx, change.gained, change.lost, self._pendings, part.position)
         self._folder.fold(part, self._folded)
         self.newest.update(((s.table, s.audience), s) for s in part.sums)
 
+    @contextmanager
+    def _standing_anew(self) -> Iterator[None]:
+        """Read where the file stands again after the block, which changes tables at large."""
+        self._tx.standing = None
+        yield
+        self._tx.standing = standing.read(self._tx.conn)
+
     def _alter(self, part: change_pb2.LoggedGroup) -> None:
         tx = self._tx
-        followed = follow(tx, part.schema_change, part.position, held.held(tx.conn), self._pendings)
+        with self._standing_anew():
+            followed = follow(tx, part.schema_change, part.position, held.held(tx.conn), self._pendings)
         self._skip.update(dict.fromkeys(followed.aside, _NEVER))
         self._skip.update(dict.fromkeys(followed.came, 0))
         self.newest = {row: its for row, its in self.newest.items() if row[0] not in followed.changed}

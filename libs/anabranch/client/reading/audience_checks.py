@@ -98,6 +98,7 @@ def note(tx: Tx, name: str, why: str, position: int) -> None:
     ).fetchone()
     if found is None or found[0] == since:
         return
+    tx.forget_standing(name)
     tx.conn.execute("UPDATE _db_tables SET disagrees = ? WHERE name = ?", (since, name))
     if bool(since) is not bool(found[0]):
         detail = why if since else ""

@@ -48,7 +48,10 @@ class Describing:
     def require_version(self, page: change_pb2.Page) -> None:
         """Ask the server whether it can still tell the app's schema version, where a page goes beyond that. Raises
         CallFailed, AppOutdated."""
-        current, groups = self._file.current(), list(page.groups)
+        groups = list(page.groups)
+        if not any(group.schema_change for group in groups):
+            return
+        current = self._file.current()
         # The parts of a group that is split come on many pages.
         if pinned.is_known(current, groups) or groups[-1].position == self._told_up_to:
             return

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Collection, Iterator
+from functools import partial
 
 from anabranch.client.errors import CallFailed
 from anabranch.client.file import row_audiences
 from anabranch.client.file.device_file import Tx
 from anabranch.client.file.device_table import DeviceTable, quote
+from anabranch.client.file.sets import put_rows
 from anabranch.client.overlay.rebase import tell
 from anabranch.client.queue import statements
 from anabranch.client.reading.arrow_rows import Chunk, OtherShapeError
@@ -77,11 +79,12 @@ def put(tx: Tx, table: DeviceTable, response: snapshot_pb2.PullResponse, chunk: 
     if table.restricted:
         keys = [table.key_text(table.key_of(row)) for row in rows]
         row_audiences.put(tx.conn, staged or table.name, zip(keys, chunk.audiences, strict=True))
+    into, width = partial(table.insert_into, staged or table.sql_name), len(table.readers)
     if chunk.count and staged is not None:
-        tx.conn.executemany(table.insert_into(staged), rows)
+        put_rows(tx.conn, into, width, rows)
     elif chunk.count:
         with tx.writing(table, chunk.count):
-            tx.conn.executemany(table.insert_sql, rows)
+            put_rows(tx.conn, into, width, rows)
     told = b""
     if table.restricted and response.done:
         told = snapshot_pb2.PullResponse(

@@ -17,18 +17,19 @@ from collections.abc import Callable
 from anabranch.client.errors import CallFailed, NotReady
 from anabranch.client.events import State
 from anabranch.client.file import choice, state
-from anabranch.client.file.device_file import DeviceFile
-from anabranch.client.letters.dead_counts import DeadLetterCounts
+from anabranch.client.file.device_file import DeviceFile, Tx
 from anabranch.client.overlay.pendings import Pendings
 from anabranch.client.principal import owned
 from anabranch.client.queue import settle
 from anabranch.client.reading import rewind, seen, sums
+from anabranch.client.reading.ahead import Ahead
 from anabranch.client.reading.apply import AppliedPage, Applier, cut
 from anabranch.client.reading.arrow_rows import OtherShapeError
 from anabranch.client.reading.bootstrap import Bootstrap, Progress
 from anabranch.client.reading.describing import Describing
 from anabranch.client.reading.gains import Gains
 from anabranch.client.reading.repair import PullInstead, Repaired, repair
+from anabranch.client.reading.report import Report
 from anabranch.client.remote import RemoteDb, Stream, applying
 from anabranch.client.renewals import Renewals
 from anabranch.client.server_clock import ServerClock
@@ -68,8 +69,7 @@ class Reader:
         self._renewals = Renewals(remote)
         self._stream: Stream[change_pb2.SubscribeResponse] | None = None
         self._patience: dict[str, float] = {}
-        self._reported: frozenset[str] = frozenset()
-        self._dead_letters = DeadLetterCounts()
+        self._report = Report(file)
         self.heard_s = time.monotonic()
         """The time of the subscription's last message, by the monotonic clock, in seconds."""
 
@@ -229,7 +229,7 @@ class Reader:
             return Repaired(0, True, name not in sums.disagreements(self._file.reader()))
 
     def _compare(self, name: str) -> Repaired:
-        node_state = self._node_state(self._file.current())
+        node_state = self._report.of(self._file.current())
         return repair(self._file, self._remote, self._pendings, name, node_state, self._read_to, self._now_ms())
 
     def _read_to(self, position: int) -> None:
@@ -237,18 +237,14 @@ class Reader:
         if self._file.current().cursor_ms != position:
             self._pages(position)
 
-    def _node_state(self, current: state.FileState) -> position_pb2.NodeState:
-        """The node's report on itself, and on its tables that disagree."""
-        found = sums.disagreements(self._file.reader())
-        self._reported = frozenset(found)
-        node_state = current.reader_state
-        node_state.disagreements.extend(
-            position_pb2.Disagreement(table=name, position=position) for name, position in found.items()
-        )
-        node_state.dead_letters.CopyFrom(self._dead_letters.report(self._file.reader()))
-        return node_state
-
     def _pages(self, up_to: int | None = None) -> None:
+        pages = Ahead(self._remote, self._report.of)
+        try:
+            self._apply_all(pages, up_to)
+        finally:
+            pages.drop()
+
+    def _apply_all(self, pages: Ahead, up_to: int | None) -> None:
         applier = self._gaining or self._paging
         token = b""
         goal: int | None = up_to
@@ -257,23 +253,19 @@ class Reader:
             current = self._file.current()
             if not token:
                 applier.restart(current.cursor_ms)
-            response = self._remote.get(
-                change_pb2.GetRequest(
-                    db_name=current.db_name,
-                    node_state=self._node_state(current),
-                    after=current.cursor_ms,
-                    page_token=token,
-                )
-            )
-            self._hear(response.state, current)
+            response, presented = pages.page(current, token)
+            first = self._hear(response.state, presented)
             self._describing.require_version(response.page)
-            if up_to is not None and response.page.reached.server_timestamp_ms > up_to:
-                applied = applier.page(cut(response.page, up_to))
-            else:
-                applied = applier.page(response.page, response.sums)
             token = response.next_page_token
             if goal is None:
                 goal = response.state.settled.server_timestamp_ms
+            reached = response.page.reached.server_timestamp_ms
+            if up_to is not None and reached > up_to:
+                applied = applier.page(cut(response.page, up_to), first=first)
+            else:
+                if token and reached < goal and up_to is None and self._gaining is None:
+                    pages.ahead(current, response.page, token)
+                applied = applier.page(response.page, response.sums, first)
             if applied.anew:
                 begun += 1
                 if begun == _ATTEMPTS:
@@ -287,39 +279,43 @@ class Reader:
                 # A pull has moved it.
                 token = b""
 
-    def _hear(self, server: position_pb2.ServerState, presented: state.FileState) -> None:
-        """Note an answer's report on the server, which has found the ``presented`` position in its history.
+    def _hear(self, server: position_pb2.ServerState, presented: state.FileState) -> Callable[[Tx], None]:
+        """Note an answer's report on the server, which has found the ``presented`` position in its history. What the
+        file has to note of it is done by the function that is returned, in the transaction that applies the page.
 
-        Raises:
+        That one raises:
             CallFailed: the server is in another epoch, and the file has seen a later position meanwhile, which has to
                 be presented first.
         """
         self._clock.note(server.server_time_ms)
         for event in self._clock.events():
             self._file.listeners.publish(event)
-        current = self._file.current()
-        if state.time_seen(current, server.server_time_ms):
-            with self._file.transaction() as tx:
-                tx.set(**state.time_seen(tx.state, server.server_time_ms))
-        if not server.settled.epoch or current.greatest_epoch in ("", server.settled.epoch):
-            return
-        with self._file.transaction() as tx:
-            taken = seen.take_epoch(tx, presented, server.settled)
-        if not taken:
-            raise CallFailed("ABORTED", "INVALID_TOKEN", "a new epoch has begun during the call", again=True)
+
+        def note(tx: Tx) -> None:
+            tx.set(**state.time_seen(tx.state, server.server_time_ms))
+            if not server.settled.epoch or tx.state.greatest_epoch in ("", server.settled.epoch):
+                return
+            if not seen.take_epoch(tx, presented, server.settled):
+                raise CallFailed("ABORTED", "INVALID_TOKEN", "a new epoch has begun during the call", again=True)
+
+        return note
 
     def _look(self, applied: AppliedPage, server: position_pb2.ServerState) -> bool:
         """Do what a page asks for beside its rows: new tables, tables to be pulled again, a new snapshot."""
-        current = self._file.current()
+        current = applied.state
         if applied.asked_twice:
             self.snapshot()
             return True
         caught_up = 0 < current.describe_at <= current.cursor_ms
+        waiting = None if applied.standing is None else applied.standing.not_live()
         if server.schema_version > current.schema_version or current.describe_due or caught_up:
             self._describing.now()
-        waiting = self._file.reader().execute("SELECT name FROM _db_tables WHERE stage != 'live'").fetchall()
+            waiting = None
+        if waiting is None:
+            found = self._file.reader().execute("SELECT name FROM _db_tables WHERE stage != 'live'").fetchall()
+            waiting = [name for (name,) in found]
         now = time.monotonic()
-        due = any(self._patience.get(name, 0.0) <= now for (name,) in waiting)
+        due = any(self._patience.get(name, 0.0) <= now for name in waiting)
         if due or (self._gaining is None and current.gains_due):
             self.prepare()
         return due
@@ -360,7 +356,7 @@ class Reader:
         self.heard_s = time.monotonic()
         self._stream = self._remote.subscribe(
             change_pb2.SubscribeRequest(
-                db_name=current.db_name, node_state=self._node_state(current), after=current.cursor_ms
+                db_name=current.db_name, node_state=self._report.of(current), after=current.cursor_ms
             )
         )
         try:
@@ -372,20 +368,19 @@ class Reader:
                 with self._turn:
                     if self._generation != generation:
                         return
-                    self._hear(response.state, current)
+                    first = self._hear(response.state, current)
                     page = response.page
                     if not response.HasField("page"):
                         page = change_pb2.Page(reached=response.state.settled)
                     self._describing.require_version(page)
                     with applying(response.traceparent):
-                        applied = self._following.page(page, response.sums)
+                        applied = self._following.page(page, response.sums, first)
                     if applied.anew:
                         return
                     self._look(applied, response.state)
                     if self._generation != generation:
                         return
-                    reader = self._file.reader()
-                    if not self._reported.issuperset(sums.disagreements(reader)) or self._dead_letters.changed(reader):
+                    if self._report.has_news(applied):
                         # The next call reports it to the server.
                         return
         finally:

@@ -21,11 +21,15 @@ _THINNED = ((3_600_000, 60_000), (86_400_000, 3_600_000))
 _ASKED_AT_ONCE = 500
 
 
-def saw(tx: Tx, position: position_pb2.Position) -> None:
-    """Note that the file has seen ``position``, of the history that it follows."""
+def saw(tx: Tx, position: position_pb2.Position, **more: int) -> None:
+    """Note that the file has seen ``position``, of the history that it follows, and change ``more`` fields of the state
+    together with that."""
     changes = state.greatest(tx.state, position)
-    tx.set(**changes)
-    if "greatest_token" in changes:
+    tx.set(**changes, **more)
+    # Where a later one is kept, or one of the second before, nothing would be.
+    if "greatest_token" in changes and not (
+        tx.standing is not None and tx.standing.seen_ms > position.server_timestamp_ms - _APART_MS
+    ):
         _keep(tx.conn, position)
 
 

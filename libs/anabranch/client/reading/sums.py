@@ -23,6 +23,7 @@ from anabranch.client.file import audience_sums
 from anabranch.client.file.believed import UNREADABLE
 from anabranch.client.file.device_file import DeviceFile, Tx
 from anabranch.client.file.device_table import DeviceTable
+from anabranch.client.file.standing import KeptTable, one_table
 from anabranch.client.reading import audience_checks
 from anabranch.client.reading.audience_checks import Sum, is_zero
 from anabranch.errors import AnabranchError
@@ -47,19 +48,24 @@ def compare(tx: Tx, sums: Iterable[position_pb2.TableSum], position: int) -> Non
         if table.restricted or theirs.audience:
             audience_checks.compare(tx, theirs, position)
             continue
-        row = tx.conn.execute(
-            "SELECT count, hash, disagrees FROM _db_tables WHERE name = ? AND stage = 'live' AND last_ms <= ?",
-            (theirs.table, position),
-        ).fetchone()
-        if row is None:
+        kept = _kept(tx, theirs.table)
+        if kept is None or kept.stage != "live" or kept.last_ms > position:
             continue
-        count, digest, disagrees = row
-        agrees = count == theirs.count and digest == theirs.hash
+        count, disagrees = kept.rows, kept.disagrees
+        agrees = count == theirs.count and kept.hash == theirs.hash
         if agrees is bool(disagrees):
             since = 0 if agrees else max(position, 1)
             tx.conn.execute("UPDATE _db_tables SET disagrees = ? WHERE name = ?", (since, theirs.table))
+            if tx.standing is not None and theirs.table in tx.standing.tables:
+                tx.standing.tables[theirs.table] = kept._replace(disagrees=since)
             detail = f"{count} rows here, {theirs.count} there" if not agrees else ""
             tx.events.append(State("sums_agree" if agrees else "sums_disagree", detail, table.sql_name, position))
+
+
+def _kept(tx: Tx, name: str) -> KeptTable | None:
+    """The stage and sum of a table, as this transaction has them by now."""
+    found = None if tx.standing is None else tx.standing.tables.get(name)
+    return one_table(tx.conn, name) if found is None else found
 
 
 def disagreements(conn: sqlite3.Connection) -> dict[str, int]:
