@@ -18,6 +18,7 @@ it reads the state every ``_TICK_S``.
 from __future__ import annotations
 
 import asyncio
+import select
 import threading
 import time
 from collections.abc import Generator
@@ -110,6 +111,27 @@ class PatientConnection(psycopg.Connection[Any], Silence):
         except SilentServerError:
             self.close()
             raise
+
+    def require_trust(self) -> None:
+        """Check that the session may be used. Raises SilentServerError: it was given up, and is closed."""
+        if self.given_up is not None:
+            self.close()
+            raise SilentServerError(self.given_up)
+
+    def await_server(self, socket: select.poll) -> int:
+        """Wait in the middle of a statement until the socket is ready; the events that it is ready for.
+
+        Raises:
+            SilentServerError: there was no answer.
+        """
+        silent_s = 0.0
+        while True:
+            for _, ready in socket.poll(_TICK_S * 1000):
+                if ready & select.POLLIN:
+                    self.doubted = False
+                return ready
+            silent_s += _TICK_S
+            self.check(silent_s, asked=True)
 
     def cancel_safe(self, *, timeout: float = _CANCEL_S) -> None:
         """Ask the server to end the statement, for a short time; then wait for its end for a short time."""
