@@ -38,7 +38,7 @@ from anabranch.store.inbox.take import HEAD, Head
 from anabranch.store.session.binary import dedicate, run
 from anabranch.store.session.channels import CATALOG_CHANNEL, INBOX_CHANNEL
 from anabranch.store.session.direct import DirectConnection
-from anabranch.store.session.engine import CONNECT_S, SessionOptions, connect, connect_as
+from anabranch.store.session.engine import CONNECT_S, SessionOptions, connect_as
 from anabranch.store.session.listening import database_of
 from anabranch.store.session.own_locks import MAKE_CLAIMS, TRY_CLAIM
 from anabranch.store.session.patience import bear
@@ -107,7 +107,7 @@ select pg_catalog.set_config('statement_timeout', $1::text, true),
        case when $2::text <> '' then pg_catalog.set_config('transaction_timeout', $2::text, true) end
 """
 
-SILENT_CLAIMS = """
+SILENT_CLAIMS = b"""
 select a.pid, a.backend_start, a.state_change
 from anabranch.claims c
 join pg_catalog.pg_locks l on l.locktype = 'transactionid' and l.granted and l.transactionid = c.xmax
@@ -196,7 +196,7 @@ def give_up(conn: Connection) -> None:
 
 def known_databases(conn: Connection) -> frozenset[int]:
     """The numbers of all databases; each can be claimed from now on."""
-    return frozenset(number for (number,) in conn.execute(MAKE_CLAIMS))
+    return frozenset(number for (number,) in run(conn, MAKE_CLAIMS.encode(), ()))
 
 
 _young_s: WeakKeyDictionary[Connection, float] = WeakKeyDictionary()
@@ -258,7 +258,7 @@ class SilentClaim(NamedTuple):
 
 def silent_claims(conn: Connection) -> list[SilentClaim]:
     """The sessions that hold a claim and wait for their client, for however short a time."""
-    return [SilentClaim._make(row) for row in conn.execute(SILENT_CLAIMS)]
+    return [SilentClaim._make(row) for row in run(conn, SILENT_CLAIMS, ())]
 
 
 def end_session(conn: Connection, claim: SilentClaim) -> None:
@@ -277,7 +277,7 @@ def open_listener(url: str, options: SessionOptions) -> Connection:
         psycopg.OperationalError: the server can't be reached, or refuses the session.
     """
     name = "anabranch-conflict-resolver-listener"
-    conn = connect(url, application_name=name, autocommit=True, options=options)
+    conn = connect_as(DirectConnection, url, application_name=name, autocommit=True, options=options)
     for channel in (INBOX_CHANNEL, CATALOG_CHANNEL):
         conn.execute(f"listen {channel}".encode())
     return conn

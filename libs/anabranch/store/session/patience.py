@@ -12,7 +12,8 @@ States of a session:
 * *given up* (``give_up_older``): a wait in it fails within ``_TICK_S``, and so does its next use. It is closed then.
 
 A wait that runs out closes the session. Other threads and tasks only change its state; the thread or task that waits in
-it reads the state every ``_TICK_S``.
+it reads the state every ``_TICK_S``, and one that waits for notifications every ``_LISTENING_TICK_S``: that is most of
+what an idle service does.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from psycopg.waiting import Ready
 from anabranch.errors import ServerError
 
 _TICK_S = 0.1
+_LISTENING_TICK_S = 1.0
 _READABLE = int(Ready.R)
 DOUBT_S = 2.0
 """How long a session that is doubted may take for its next answer."""
@@ -95,6 +97,11 @@ def _watched(session: Silence, connection: Any, waiting: PQGen[Any]) -> Generato
         return end.value
 
 
+def _tick_s(interval: float, timeout: float | None) -> float:
+    """How often a wait looks at its session's state. Only where it waits for notifications the driver gives a limit."""
+    return interval if timeout is None else max(interval, _LISTENING_TICK_S)
+
+
 class PatientConnection(psycopg.Connection[Any], Silence):
     """A session that blocks."""
 
@@ -107,7 +114,7 @@ class PatientConnection(psycopg.Connection[Any], Silence):
         try:
             if self.given_up is not None:
                 raise SilentServerError(self.given_up)
-            return super().wait(_watched(self, self, gen), interval, timeout)
+            return super().wait(_watched(self, self, gen), _tick_s(interval, timeout), timeout)
         except SilentServerError:
             self.close()
             raise
@@ -151,7 +158,7 @@ class PatientAsyncConnection(psycopg.AsyncConnection[Any], Silence):
         try:
             if self.given_up is not None:
                 raise SilentServerError(self.given_up)
-            return await super().wait(_watched(self, self, gen), interval, timeout)
+            return await super().wait(_watched(self, self, gen), _tick_s(interval, timeout), timeout)
         except SilentServerError as error:
             await self.close()
             if self._cancelled:
