@@ -261,12 +261,14 @@ class _Pool(AsyncConnectionPool[AsyncSession]):
 
     @staticmethod
     async def check_connection(conn: AsyncSession) -> None:
-        """Whether a session answers, and soon.
+        """Whether a session answers, and soon. One that answered a moment ago is not asked again.
 
         Raises:
             psycopg.OperationalError: it does not.
         """
         if isinstance(conn, PatientAsyncConnection):
+            if conn.needs_no_check():
+                return
             conn.doubt()
         await AsyncConnectionPool.check_connection(conn)
 

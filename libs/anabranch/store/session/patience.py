@@ -40,6 +40,8 @@ DOUBT_S = 2.0
 """How long a session that is doubted may take for its next answer."""
 _CANCEL_S = 1.0
 """How long asking a server to end a statement may take: a stopped one does not take the request either."""
+FRESH_S = 1.0
+"""How long after it was heard a server is taken to be there still."""
 SILENCE_S = 15.0
 """How long a session without a limit of its own waits in silence."""
 
@@ -54,12 +56,18 @@ class Silence:
     silence_s: float | None = SILENCE_S
     opened_s: float = 0.0
     doubted: bool = False
+    heard_s: float = 0.0
+    """When the server was last heard, by the monotonic clock."""
     given_up: str | None = None
     """Why; None while it is not given up."""
 
     def doubt(self) -> None:
         """Give it ``DOUBT_S`` for its next answer."""
         self.doubted = True
+
+    def is_fresh(self) -> bool:
+        """Whether the server was heard a moment ago, and nothing was said against the session since."""
+        return not self.doubted and self.given_up is None and time.monotonic() - self.heard_s < FRESH_S
 
     def check(self, silent_s: float, *, asked: bool) -> None:
         """Check that the session may still wait after ``silent_s`` seconds of silence. ``asked``: a statement runs.
@@ -86,6 +94,7 @@ def _watched(session: Silence, connection: Any, waiting: PQGen[Any]) -> Generato
                 # A socket that can take more bytes is no answer.
                 if ready & _READABLE:
                     session.doubted = False
+                    session.heard_s = time.monotonic()
             else:
                 now = time.monotonic()
                 if silent_since is None:
@@ -150,6 +159,16 @@ class PatientAsyncConnection(psycopg.AsyncConnection[Any], Silence):
     """A session for asyncio."""
 
     _cancelled = False
+
+    def needs_no_check(self) -> bool:
+        """Whether an idle session is there as far as can be told without asking: the server was heard a moment ago, and
+        has neither said something nor ended the connection since."""
+        pgconn = self.pgconn
+        if not self.is_fresh() or pgconn.transaction_status != TransactionStatus.IDLE:
+            return False
+        here = select.poll()
+        here.register(pgconn.socket, select.POLLIN)
+        return not here.poll(0)
 
     async def wait(self, gen: PQGen[Any], interval: float = _TICK_S, timeout: float | None = None) -> Any:
         """As ``PatientConnection.wait``. A task that was cancelled, and could not have the server end its statement
