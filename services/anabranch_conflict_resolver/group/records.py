@@ -26,7 +26,7 @@ from anabranch.store.inbox.claim import wait_as_usual
 from anabranch.store.inbox.take import Head
 from anabranch.store.log.seal import EMPTY_CHAIN
 from anabranch.store.session.at_once import together
-from anabranch.store.session.binary import Cursor
+from anabranch.store.session.binary import Cursor, flush
 from anabranch.store.session.engine import Session
 from anabranch.v1 import position_pb2, verdict_pb2
 from anabranch.values.canonical import SUM_MODULUS
@@ -351,6 +351,7 @@ def write(
         if any_parked or records.parkings:
             parking.free(conn, database_id, decided=decided, rows=records.came)
         unknown = look_between(conn, database_id, drained, context.markers)
+        flush(conn)
         while_waiting()
     if not unknown.fetchone():
         return link, Between.NONE

@@ -19,6 +19,7 @@ from anabranch.store.audiences.rules import claims_text
 from anabranch.store.group.acting import act_as, act_as_oneself
 from anabranch.store.group.rows import Answer, Row
 from anabranch.store.inbox.claim import shorten_waits
+from anabranch.store.session.binary import flush
 from anabranch.store.session.engine import Session
 from anabranch.values import Cell
 from anabranch.wire.effects import Effect
@@ -81,6 +82,7 @@ def carry_out(
         pending, deleted = _send_as(conn, tables, jobs, role) if role else _send(conn, tables, jobs)
         if judge is not None:
             judge()
+        flush(conn)
         expected = [_expect(tables, view, accepting, writes) for accepting, writes in jobs]
         # The first answer waits for all that was sent.
         stored: dict[str, dict[str, Row]] = {}

@@ -2,15 +2,19 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 
 import psycopg
 import pytest
 from psycopg import sql
+from psycopg_pool import AsyncConnectionPool
 
 from anabranch.store import migrate
 from anabranch.store.log.pull_reader import PullOptions, PullSource
+from anabranch.store.session import patience
 from anabranch.store.session.availability import is_unavailable
-from anabranch.store.session.engine import Session, SessionOptions, aconnect, async_pool, connect
+from anabranch.store.session.engine import AsyncSession, Session, SessionOptions, aconnect, async_pool, connect
+from anabranch.store.session.patience import doubt_older
 from anabranch.store.session.settings import BY_SESSION, FIXED, HARMLESS, LATER
 
 ODD = {
@@ -227,3 +231,46 @@ def test_so_have_the_sessions_that_read_as_arrow(odd_url: str) -> None:
         source.close()
     names = (FIXED.keys() | LATER.keys()) & ours.keys() - {"tcp_user_timeout"}
     assert {name: arrow[name] for name in names} == {name: ours[name] for name in names}
+
+
+def test_a_pool_asks_a_session_that_has_just_answered_nothing(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    check = AsyncConnectionPool.check_connection
+
+    async def counted(conn: AsyncSession) -> None:
+        asked.append(conn.info.backend_pid)
+        await check(conn)
+
+    monkeypatch.setattr(AsyncConnectionPool, "check_connection", staticmethod(counted))
+
+    async def run() -> None:
+        pool = async_pool(database_url, application_name="test", max_size=1, autocommit=True)
+        await pool.open(wait=True)
+
+        async def session() -> int:
+            async with pool.connection() as conn:
+                [(pid,)] = await (await conn.execute("select pg_backend_pid()")).fetchall()
+                return int(pid)
+
+        first = await session()
+        asked.clear()
+        assert [await session() for _ in range(3)] == [first] * 3
+        assert not asked
+        doubt_older(time.monotonic())
+        assert await session() == first
+        assert asked == [first]
+        # A server that ends a session says so, and it is asked at once.
+        with connect(database_url, application_name="test", autocommit=True) as other:
+            other.execute("select pg_terminate_backend(%s, 10000)", (first,))
+        assert await session() != first
+        assert asked[:2] == [first, first]
+        # What has been silent for a while is asked.
+        monkeypatch.setattr(patience, "FRESH_S", 0.0)
+        asked.clear()
+        await session()
+        assert asked
+        await pool.close()
+
+    asyncio.run(run())

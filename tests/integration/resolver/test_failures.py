@@ -344,7 +344,7 @@ class LosesTheAnswer(threading.Thread):
         back = threading.Thread(target=self._back, args=(far, near), daemon=True)
         back.start()
         while data := near.recv(65536):
-            if data.startswith(b"Q") and b"COMMIT" in data[:16]:
+            if b"COMMIT\0" in data:
                 self.cut.set()
                 if self._after:
                     far.sendall(data)

@@ -92,7 +92,9 @@ def judge_expression(conn: Connection, schema_name: str, table: str, expression:
 
 def _judged(conn: Connection, temporary: str, expression: str) -> Audience | Refused:
     # By the protocol that takes one statement only.
-    described = binary.run(conn, f"select (\n{expression}\n) from {temporary} limit 0".encode(), []).description
+    cursor = binary.cursor(conn)
+    cursor.execute(f"select (\n{expression}\n) from {temporary} limit 0".encode(), [], binary=True)
+    described = cursor.description
     if described is None or len(described) != 1:
         return _refused(TableRefusal.AUDIENCE_EXPRESSION, "is not one expression")
     number = described[0].type_code

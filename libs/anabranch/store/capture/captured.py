@@ -135,7 +135,7 @@ where (select true from anabranch.captured where database_id = $1::int8::int and
    or {_UNKNOWN_MARKER.format(known="$2::int8[]")} is not null
 """.encode()
 
-DATABASES = """
+DATABASES = b"""
 select d.id from anabranch.databases d
 where (select true from anabranch.captured c where c.database_id = d.id limit 1) is not null
 """
@@ -263,7 +263,7 @@ def ask_between(conn: Connection, database_id: int, after: int | None, markers: 
 
 def databases(conn: Connection) -> list[int]:
     """The numbers of the databases in which changes wait."""
-    return [row[0] for row in conn.execute(DATABASES)]
+    return [row[0] for row in run(conn, DATABASES, ())]
 
 
 def count(conn: Connection, database_id: int, most: int) -> int:

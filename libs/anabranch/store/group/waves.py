@@ -24,6 +24,7 @@ from psycopg.pq import ExecStatus
 from anabranch.store.audiences.queries import search_path
 from anabranch.store.capture.triggers import MARK_RESOLVER
 from anabranch.store.session.binary import run
+from anabranch.store.session.direct import DirectConnection
 from anabranch.values.postgres_binary import text
 
 T = TypeVar("T")
@@ -37,7 +38,8 @@ DEFER = b"set constraints all deferred"
 SETTINGS = f"select pg_catalog.set_config('search_path', $1, true), ({MARK_RESOLVER})".encode()
 JUDGE = b"set constraints all immediate"
 RELEASE = b"release savepoint anabranch_wave"
-UNDO = b"rollback to savepoint anabranch_wave; release savepoint anabranch_wave"
+BACK = b"rollback to savepoint anabranch_wave"
+UNDO = BACK + b"; " + RELEASE
 
 
 class Wave(Generic[T]):
@@ -110,6 +112,11 @@ _FORGET_EVERY = 200
 
 
 def _undo(conn: Connection, error: BaseException | None) -> None:
+    if isinstance(conn, DirectConnection):
+        with conn.pipeline():
+            run(conn, BACK, ())
+            run(conn, RELEASE, ())
+        return
     # Not through the driver's cursor: at every ROLLBACK, also one to a savepoint, that forgets its prepared statements,
     # and all would have to be planned anew. Every _FORGET_EVERY times it is done so: a statement that fails the first
     # time that it runs stays prepared in Postgres, and the driver does not know it.

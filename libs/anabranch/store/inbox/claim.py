@@ -9,12 +9,13 @@ COMMIT, ROLLBACK, or the end of the session. The session's own limits make the l
 * a killed one whose statement still runs: ``client_connection_check_interval``;
 * a statement that hangs: ``statement_timeout``, and ``lock_timeout`` where it waits for another session's lock.
 
-One gap is left: a pipeline. Before its Sync a session counts as active and waits for its client without limit, and
-after it the driver sends a Flush, which makes Postgres (seen with 18) forget that the session is idle in a
-transaction. A process that is stopped there would keep its claim. So the other resolvers look for claims whose holders
-wait for their clients (``silent_claims``), and when they see the same one again, with no statement in between, after as
-long as an idle claim may last, they end its session (``end_session``). Where Postgres has ``transaction_timeout``
-(since 17), that ends it even if there is no other resolver.
+One gap is left: a pipeline before its Sync, in which a session counts as active and waits for its client without
+limit, and, where the statements are the driver's own, one behind it: the driver sends a Flush after the Sync, which
+makes Postgres (seen with 18) forget that the session is idle in a transaction. A process that is stopped there would
+keep its claim. So the other resolvers look for claims whose holders wait for their clients (``silent_claims``), and
+when they see the same one again, with no statement in between, after as long as an idle claim may last, they end its
+session (``end_session``). Where Postgres has ``transaction_timeout`` (since 17), that ends it even if there is no other
+resolver.
 
 The claim is taken by a statement of its own: under READ COMMITTED every later statement then sees all commits of
 the claim's last holder.
@@ -36,7 +37,8 @@ import psycopg
 from anabranch.store.inbox.take import HEAD, Head
 from anabranch.store.session.binary import dedicate, run
 from anabranch.store.session.channels import CATALOG_CHANNEL, INBOX_CHANNEL
-from anabranch.store.session.engine import CONNECT_S, SessionOptions, connect
+from anabranch.store.session.direct import DirectConnection
+from anabranch.store.session.engine import CONNECT_S, SessionOptions, connect_as
 from anabranch.store.session.listening import database_of
 from anabranch.store.session.own_locks import MAKE_CLAIMS, TRY_CLAIM
 from anabranch.store.session.patience import bear
@@ -105,7 +107,7 @@ select pg_catalog.set_config('statement_timeout', $1::text, true),
        case when $2::text <> '' then pg_catalog.set_config('transaction_timeout', $2::text, true) end
 """
 
-SILENT_CLAIMS = """
+SILENT_CLAIMS = b"""
 select a.pid, a.backend_start, a.state_change
 from anabranch.claims c
 join pg_catalog.pg_locks l on l.locktype = 'transactionid' and l.granted and l.transactionid = c.xmax
@@ -157,17 +159,15 @@ def open_session(url: str, options: SessionOptions) -> Connection:
     Raises:
         psycopg.OperationalError: the server can't be reached, or refuses the session.
     """
-    conn = connect(url, application_name="anabranch-conflict-resolver", autocommit=True, options=options)
+    name = "anabranch-conflict-resolver"
+    conn = connect_as(DirectConnection, url, application_name=name, autocommit=True, options=options)
+    conn.prepared_most = PREPARED_AT_MOST
     [(lock_timeout, deadlock_ms)] = conn.execute(YIELD, {"ms": options.lock_timeout_ms}).fetchall()
     _lock_timeouts[conn] = lock_timeout
     _young_s[conn] = deadlock_ms / 4_000
     conn.execute(LIMIT_TRANSACTIONS, {"ms": str(TRANSACTION_STATEMENTS * options.statement_timeout_ms)})
     conn.autocommit = False
     dedicate(conn)
-    # At once, and not after some uses: only then the driver looks whether a statement came to be prepared. One of an
-    # aborted pipeline did not, and would be missing ever after.
-    conn.prepare_threshold = 0
-    conn.prepared_max = PREPARED_AT_MOST
     return conn
 
 
@@ -196,7 +196,7 @@ def give_up(conn: Connection) -> None:
 
 def known_databases(conn: Connection) -> frozenset[int]:
     """The numbers of all databases; each can be claimed from now on."""
-    return frozenset(number for (number,) in conn.execute(MAKE_CLAIMS))
+    return frozenset(number for (number,) in run(conn, MAKE_CLAIMS.encode(), ()))
 
 
 _young_s: WeakKeyDictionary[Connection, float] = WeakKeyDictionary()
@@ -258,7 +258,7 @@ class SilentClaim(NamedTuple):
 
 def silent_claims(conn: Connection) -> list[SilentClaim]:
     """The sessions that hold a claim and wait for their client, for however short a time."""
-    return [SilentClaim._make(row) for row in conn.execute(SILENT_CLAIMS)]
+    return [SilentClaim._make(row) for row in run(conn, SILENT_CLAIMS, ())]
 
 
 def end_session(conn: Connection, claim: SilentClaim) -> None:
@@ -277,7 +277,7 @@ def open_listener(url: str, options: SessionOptions) -> Connection:
         psycopg.OperationalError: the server can't be reached, or refuses the session.
     """
     name = "anabranch-conflict-resolver-listener"
-    conn = connect(url, application_name=name, autocommit=True, options=options)
+    conn = connect_as(DirectConnection, url, application_name=name, autocommit=True, options=options)
     for channel in (INBOX_CHANNEL, CATALOG_CHANNEL):
         conn.execute(f"listen {channel}".encode())
     return conn

@@ -111,8 +111,9 @@ async def read_stretch(
         # A statement of its own sees the commits made while the first one ran.
         looked_at = [parameters[0], postgres_binary.int8(cursor.least_needed), parameters[7]]
         await floor.execute(FLOOR, looked_at, prepare=True, binary=True)
-        rows = await stretch.fetchall()
-        state = await floor.fetchone()
+    # Asked for inside, the answers would be waited for apart from the pipeline's end.
+    rows = await stretch.fetchall()
+    state = await floor.fetchone()
     if state is None:
         raise UnknownDatabaseError(f"database number {database_id} is gone")
     *state_then, positions, sizes = state

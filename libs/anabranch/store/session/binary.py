@@ -3,8 +3,8 @@ results."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
 from weakref import WeakSet
 
 import psycopg
@@ -14,10 +14,29 @@ from psycopg.pq import Format
 from psycopg.types.numeric import Int4BinaryLoader, Int8BinaryLoader
 from psycopg.types.string import TextBinaryLoader
 
+from anabranch.store.session.direct import DirectConnection
 from anabranch.values.postgres_binary import DATE, TIME, TIMESTAMP, TIMESTAMPTZ, Parameter
 
 Connection = psycopg.Connection[Any]
-Cursor = psycopg.RawCursor[tuple[Any, ...]]
+
+
+class Cursor(Protocol):
+    """The answer to a statement."""
+
+    @property
+    def rowcount(self) -> int:
+        """How many rows it gave or changed."""
+        ...
+
+    def fetchall(self) -> list[tuple[Any, ...]]:
+        """The rows that were not given yet."""
+        ...
+
+    def fetchone(self) -> tuple[Any, ...] | None:
+        """The next row, if there is one."""
+        ...
+
+    def __iter__(self) -> Iterator[tuple[Any, ...]]: ...
 
 
 class _BinaryDumper(Dumper):
@@ -63,11 +82,11 @@ def dedicate(conn: Connection) -> None:
     _dedicated.add(conn)
 
 
-def cursor(conn: Connection) -> Cursor:
+def cursor(conn: Connection) -> psycopg.RawCursor[tuple[Any, ...]]:
     """A cursor whose statements use ``$1`` and take Parameters. Read from it with ``run``: timestamps come as
     microseconds since 2000, dates as days since 2000, times as microseconds, and values of types that psycopg doesn't
     know as text."""
-    cur: Cursor = psycopg.RawCursor(conn)
+    cur: psycopg.RawCursor[tuple[Any, ...]] = psycopg.RawCursor(conn)
     if conn not in _dedicated:
         adapt(cur.adapters)
         _read_raw(cur.adapters)
@@ -80,6 +99,14 @@ def run(conn: Connection, statement: bytes, parameters: Sequence[Parameter]) -> 
     Raises:
         psycopg.Error: Postgres refused it; with its SQLSTATE.
     """
+    if isinstance(conn, DirectConnection):
+        return conn.ask(statement, parameters)
     cur = cursor(conn)
     cur.execute(statement, parameters, binary=True)
     return cur
+
+
+def flush(conn: Connection) -> None:
+    """Have Postgres begin with what a pipeline was given, while the caller does something else."""
+    if isinstance(conn, DirectConnection):
+        conn.flush()

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
@@ -161,7 +161,7 @@ class UnfitSettingError(ServerError, psycopg.OperationalError):
     """A server, a database or a role has a setting that this role may not put right."""
 
 
-class _Connection(PatientConnection):
+class PlainConnection(PatientConnection):
     """A session that blocks, as ``connect`` gives it."""
 
     @classmethod
@@ -203,6 +203,9 @@ class _AsyncConnection(PatientAsyncConnection):
         return conn
 
 
+_S = TypeVar("_S", bound=PlainConnection)
+
+
 def _unfit(error: psycopg.Error) -> UnfitSettingError:
     wanted = ", ".join(f"{name} = {fixed.value or repr('')}" for name, fixed in LATER.items())
     return UnfitSettingError(
@@ -223,9 +226,21 @@ def connect(
     Raises:
         psycopg.OperationalError: the server can't be reached, or refuses the session.
     """
+    return connect_as(PlainConnection, url, application_name=application_name, autocommit=autocommit, options=options)
+
+
+def connect_as(
+    kind: type[_S],
+    url: str,
+    *,
+    application_name: str,
+    autocommit: bool = False,
+    options: SessionOptions | None = None,
+) -> _S:
+    """``connect``, for a session of another kind."""
     arguments = connection_arguments(url, application_name=application_name, options=options)
     silence_s = (options or DEFAULT_OPTIONS).silence_s
-    return _Connection.connect(autocommit=autocommit, silence_s=silence_s, **arguments)
+    return kind.connect(autocommit=autocommit, silence_s=silence_s, **arguments)
 
 
 async def aconnect(
@@ -246,12 +261,14 @@ class _Pool(AsyncConnectionPool[AsyncSession]):
 
     @staticmethod
     async def check_connection(conn: AsyncSession) -> None:
-        """Whether a session answers, and soon.
+        """Whether a session answers, and soon. One that answered a moment ago is not asked again.
 
         Raises:
             psycopg.OperationalError: it does not.
         """
         if isinstance(conn, PatientAsyncConnection):
+            if conn.needs_no_check():
+                return
             conn.doubt()
         await AsyncConnectionPool.check_connection(conn)
 

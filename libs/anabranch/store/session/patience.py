@@ -12,12 +12,14 @@ States of a session:
 * *given up* (``give_up_older``): a wait in it fails within ``_TICK_S``, and so does its next use. It is closed then.
 
 A wait that runs out closes the session. Other threads and tasks only change its state; the thread or task that waits in
-it reads the state every ``_TICK_S``.
+it reads the state every ``_TICK_S``, and one that waits for notifications every ``_LISTENING_TICK_S``: that is most of
+what an idle service does.
 """
 
 from __future__ import annotations
 
 import asyncio
+import select
 import threading
 import time
 from collections.abc import Generator
@@ -32,11 +34,14 @@ from psycopg.waiting import Ready
 from anabranch.errors import ServerError
 
 _TICK_S = 0.1
+_LISTENING_TICK_S = 1.0
 _READABLE = int(Ready.R)
 DOUBT_S = 2.0
 """How long a session that is doubted may take for its next answer."""
 _CANCEL_S = 1.0
 """How long asking a server to end a statement may take: a stopped one does not take the request either."""
+FRESH_S = 1.0
+"""How long after it was heard a server is taken to be there still."""
 SILENCE_S = 15.0
 """How long a session without a limit of its own waits in silence."""
 
@@ -51,12 +56,18 @@ class Silence:
     silence_s: float | None = SILENCE_S
     opened_s: float = 0.0
     doubted: bool = False
+    heard_s: float = 0.0
+    """When the server was last heard, by the monotonic clock."""
     given_up: str | None = None
     """Why; None while it is not given up."""
 
     def doubt(self) -> None:
         """Give it ``DOUBT_S`` for its next answer."""
         self.doubted = True
+
+    def is_fresh(self) -> bool:
+        """Whether the server was heard a moment ago, and nothing was said against the session since."""
+        return not self.doubted and self.given_up is None and time.monotonic() - self.heard_s < FRESH_S
 
     def check(self, silent_s: float, *, asked: bool) -> None:
         """Check that the session may still wait after ``silent_s`` seconds of silence. ``asked``: a statement runs.
@@ -83,6 +94,7 @@ def _watched(session: Silence, connection: Any, waiting: PQGen[Any]) -> Generato
                 # A socket that can take more bytes is no answer.
                 if ready & _READABLE:
                     session.doubted = False
+                    session.heard_s = time.monotonic()
             else:
                 now = time.monotonic()
                 if silent_since is None:
@@ -92,6 +104,11 @@ def _watched(session: Silence, connection: Any, waiting: PQGen[Any]) -> Generato
             wanted = waiting.send(ready)
     except StopIteration as end:
         return end.value
+
+
+def _tick_s(interval: float, timeout: float | None) -> float:
+    """How often a wait looks at its session's state. Only where it waits for notifications the driver gives a limit."""
+    return interval if timeout is None else max(interval, _LISTENING_TICK_S)
 
 
 class PatientConnection(psycopg.Connection[Any], Silence):
@@ -106,10 +123,31 @@ class PatientConnection(psycopg.Connection[Any], Silence):
         try:
             if self.given_up is not None:
                 raise SilentServerError(self.given_up)
-            return super().wait(_watched(self, self, gen), interval, timeout)
+            return super().wait(_watched(self, self, gen), _tick_s(interval, timeout), timeout)
         except SilentServerError:
             self.close()
             raise
+
+    def require_trust(self) -> None:
+        """Check that the session may be used. Raises SilentServerError: it was given up, and is closed."""
+        if self.given_up is not None:
+            self.close()
+            raise SilentServerError(self.given_up)
+
+    def await_server(self, socket: select.poll) -> int:
+        """Wait in the middle of a statement until the socket is ready; the events that it is ready for.
+
+        Raises:
+            SilentServerError: there was no answer.
+        """
+        silent_s = 0.0
+        while True:
+            for _, ready in socket.poll(_TICK_S * 1000):
+                if ready & select.POLLIN:
+                    self.doubted = False
+                return ready
+            silent_s += _TICK_S
+            self.check(silent_s, asked=True)
 
     def cancel_safe(self, *, timeout: float = _CANCEL_S) -> None:
         """Ask the server to end the statement, for a short time; then wait for its end for a short time."""
@@ -122,6 +160,16 @@ class PatientAsyncConnection(psycopg.AsyncConnection[Any], Silence):
 
     _cancelled = False
 
+    def needs_no_check(self) -> bool:
+        """Whether an idle session is there as far as can be told without asking: the server was heard a moment ago, and
+        has neither said something nor ended the connection since."""
+        pgconn = self.pgconn
+        if not self.is_fresh() or pgconn.transaction_status != TransactionStatus.IDLE:
+            return False
+        here = select.poll()
+        here.register(pgconn.socket, select.POLLIN)
+        return not here.poll(0)
+
     async def wait(self, gen: PQGen[Any], interval: float = _TICK_S, timeout: float | None = None) -> Any:
         """As ``PatientConnection.wait``. A task that was cancelled, and could not have the server end its statement
         either, is cancelled all the same."""
@@ -129,7 +177,7 @@ class PatientAsyncConnection(psycopg.AsyncConnection[Any], Silence):
         try:
             if self.given_up is not None:
                 raise SilentServerError(self.given_up)
-            return await super().wait(_watched(self, self, gen), interval, timeout)
+            return await super().wait(_watched(self, self, gen), _tick_s(interval, timeout), timeout)
         except SilentServerError as error:
             await self.close()
             if self._cancelled:

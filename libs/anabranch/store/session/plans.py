@@ -8,6 +8,8 @@ from weakref import WeakKeyDictionary
 
 import psycopg
 
+from anabranch.store.session.direct import DirectConnection
+
 Connection = psycopg.Connection[Any]
 
 _planned: WeakKeyDictionary[Connection, dict[int, int]] = WeakKeyDictionary()
@@ -25,6 +27,9 @@ def plan_for(conn: Connection, database_id: int, version: int) -> None:
 
 def forget_plans(conn: Connection) -> None:
     """Forget the prepared statements of a session. Called as ``plan_for``; raises as that."""
+    if isinstance(conn, DirectConnection):
+        conn.forget()
+        return
     # The driver forgets all of them at a rollback, and has the server do so.
     with conn.transaction(force_rollback=True):
         pass
