@@ -266,7 +266,7 @@ def test_a_pool_asks_a_session_that_has_just_answered_nothing(
             other.execute("select pg_terminate_backend(%s, 10000)", (first,))
         assert await session() != first
         assert asked[:2] == [first, first]
-        # What has been silent for a while is asked.
+        # A session that has been silent for a while is asked.
         monkeypatch.setattr(patience, "FRESH_S", 0.0)
         asked.clear()
         await session()
