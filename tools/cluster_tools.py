@@ -35,6 +35,7 @@ CONTROL_PLANE = {
 NODE = {
     "kubelet": "k8s.io/kubernetes/cmd/kubelet",
     "kube-proxy": "k8s.io/kubernetes/cmd/kube-proxy",
+    "kubectl": "k8s.io/kubernetes/cmd/kubectl",
     "coredns": "github.com/coredns/coredns",
 }
 """Programs to their Go packages. Versions are those of the modules that name them."""

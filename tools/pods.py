@@ -40,7 +40,7 @@ PROGRAMS = {
     "debootstrap": "debootstrap",
     "busybox": "busybox-static",
 }
-"""What has to be on the machine, and the Debian package that has it."""
+"""Programs that have to be on the machine, and the Debian package of each."""
 CNI = Path("/usr/lib/cni")
 PLUGINS = ("ptp", "host-local", "loopback")
 SOURCES = ("libs", "services", "wheels", "deploy/docker", "tests/pods/images", "tools/cluster-dns")

@@ -46,7 +46,7 @@ class ControlPlane:
 
 @dataclass(frozen=True, slots=True)
 class Beyond:
-    """What one has beside, to which machines belong: ``port``, ``addresses`` and ``names`` of the API server, its
+    """The rest of one, to which machines belong: ``port``, ``addresses`` and ``names`` of the API server, its
     ``users`` (token to name and group), and more of its ``arguments``."""
 
     port: int

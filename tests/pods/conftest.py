@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import secrets
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,9 +16,10 @@ from tests.cluster.control_plane import Beyond, ControlPlane
 from tests.cluster.release import Release
 from tests.tools import load_tool
 
-from . import node
+from . import node, topologies
 from .furniture import furnish
 from .inside import NODE_ADDRESS
+from .trial import Trial
 
 RESTRICTED = {f"pod-security.kubernetes.io/{mode}": "restricted" for mode in ("enforce", "warn")}
 PORT = 6443
@@ -67,17 +68,25 @@ def plane() -> Iterator[ControlPlane]:
         yield made
 
 
-_numbers = itertools.count(1)
+@pytest.fixture(scope="session")
+def trial(plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trial]:
+    """The chart with its own Postgres, one pod of each service, installed once for a run. A test leaves it working."""
+    with _space(plane, "trial", tmp_path_factory.mktemp("trial")) as release:
+        started = time.monotonic()
+        release.install(topologies.TRIAL)
+        print(f"installed in {time.monotonic() - started:.0f} s")
+        made = Trial.of(release, load_tool("cluster_tools").find("kubectl"))
+        made.furnish()
+        yield made
 
 
-@pytest.fixture
-def release(plane: ControlPlane, tmp_path: Path) -> Iterator[Release]:
-    """A namespace that enforces Pod Security "restricted", and nothing in it yet; it goes with the test."""
-    name = f"space-{next(_numbers)}"
+@contextmanager
+def _space(plane: ControlPlane, name: str, folder: Path) -> Iterator[Release]:
+    """A namespace that enforces Pod Security "restricted", and nothing in it yet."""
     api = plane.api
     api.create("/api/v1/namespaces", {"metadata": {"name": name, "labels": RESTRICTED}})
     helm = load_tool("cluster_tools").find("helm")
-    made = Release(helm, plane.kubeconfig, tmp_path, api, name)
+    made = Release(helm, plane.kubeconfig, folder, api, name)
     until("the namespace has its account", ACCOUNT_S, lambda: made.listed("v1/serviceaccounts"))
     yield made
     api.delete(f"/api/v1/namespaces/{name}")

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from tests.cluster.api import Api, Thing, until
 
-from .node import DNS_ADDRESS, NAME
+from .inside import DNS_ADDRESS
+from .node import NAME
 
 VOLUMES = 8
 READY_S = 120

@@ -15,6 +15,8 @@ import sys
 from pathlib import Path
 
 NODE_ADDRESS = "10.77.0.2"
+DNS_ADDRESS = "10.96.0.10"
+"""Where the cluster's names are answered; nobody else's are asked for."""
 SETTINGS = (
     "vm/overcommit_memory",
     "vm/panic_on_oom",
@@ -49,6 +51,9 @@ def make_machine(folder: Path) -> None:
         own.parent.mkdir(parents=True, exist_ok=True)
         own.write_text(Path("/proc/sys", name).read_text(encoding="ascii"), encoding="ascii")
         call("mount", "--bind", str(own), f"/proc/sys/{name}")
+    names = folder / "resolv.conf"
+    names.write_text(f"nameserver {DNS_ADDRESS}\nsearch svc.cluster.local\n", encoding="ascii")
+    call("mount", "--bind", str(names), "/etc/resolv.conf")
     call("ip", "link", "set", "lo", "up")
     call("ip", "link", "add", "name", "node", "type", "bridge")
     call("ip", "address", "add", f"{NODE_ADDRESS}/24", "dev", "node")

@@ -15,11 +15,10 @@ from typing import Any
 
 from tests.cluster.api import Api, Refused
 from tests.cluster.control_plane import await_answer, begin, kubeconfig_of
-from tests.pods.inside import NODE_ADDRESS
+from tests.pods.inside import DNS_ADDRESS, NODE_ADDRESS
 
 NAME = "node-1"
 PODS = "10.88.0.0/16"
-DNS_ADDRESS = "10.96.0.10"
 CALL_S = 300
 TOLD_LINES = 20
 _CONTAINERD = """version = 2
