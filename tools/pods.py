@@ -261,7 +261,7 @@ def _waited(process: subprocess.Popen[bytes]) -> int:
         try:
             return process.wait()
         except KeyboardInterrupt:
-            # What runs inside got it, too, and ends in its own time.
+            # The command inside got it, too, and ends in its own time.
             continue
 
 

@@ -1,4 +1,4 @@
-"""What a cluster has from the start: names, and volumes for whoever claims one."""
+"""The furniture of a cluster, there from the start: names, and volumes for whoever claims one."""
 
 from __future__ import annotations
 

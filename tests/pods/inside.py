@@ -25,7 +25,7 @@ SETTINGS = (
     "kernel/keys/root_maxkeys",
     "kernel/keys/root_maxbytes",
 )
-"""What a kubelet sets for the whole machine."""
+"""Settings that a kubelet makes for the whole machine."""
 
 
 def call(*command: str) -> None:

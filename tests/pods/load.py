@@ -127,10 +127,10 @@ def _safely(load: Load, work: Callable[..., None], name: str, *more: Any) -> Non
 def _device(load: Load, name: str, file: Path, remote: Callable[[], RemoteDb], away: bool) -> None:
     db = SyncedDb(file, remote=remote(), db_name="shop", node_name=name)
     db.start()
-    beat = 0
+    beat, offline = 0, False
     while not load.ending.wait(BEAT_S):
-        offline = away and beat % (2 * AWAY_BEATS) < AWAY_BEATS
         if away and beat % AWAY_BEATS == 0:
+            offline = not offline
             if offline:
                 db.stop()
             else:
@@ -142,7 +142,8 @@ def _device(load: Load, name: str, file: Path, remote: Callable[[], RemoteDb], a
         if not offline:
             _verdict(load, name, db)
         beat += 1
-    db.start()
+    if offline:
+        db.start()
     _verdict(load, name, db)
     status = db.status()
     load.unsent[name], load.dead[name] = status.unsent, status.dead

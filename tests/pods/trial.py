@@ -64,7 +64,7 @@ class Trial:
             return cursor.fetchall() if cursor.description else []
 
     def kubectl(self, *arguments: str) -> str:
-        """What kubectl prints. Raises CalledProcessError."""
+        """The output of kubectl. Raises CalledProcessError."""
         given = ["--kubeconfig", str(self.release.kubeconfig), "--namespace", self.release.space]
         return subprocess.run(
             [self.kubectl_program, *given, *arguments], check=True, capture_output=True, text=True, timeout=COMMAND_S
@@ -96,7 +96,7 @@ class Trial:
         return self.release.listed("v1/pods", labelSelector=f"{COMPONENT}={component}")
 
     def log(self, pod: Thing) -> str:
-        """What a pod has printed."""
+        """Everything that a pod has printed."""
         path = f"{self.release.at('v1/pods')}/{pod['metadata']['name']}/log"
         found = self.release.api.get(path)
         return str(found.get("text", json.dumps(found)))
