@@ -8,6 +8,7 @@ them check the chart and its alerts.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -26,6 +27,7 @@ MODULES = {
 """Program to its Go package and version."""
 CLUSTER_MODULE = ROOT / "tools" / "cluster"
 DNS_MODULE = ROOT / "tools" / "cluster-dns"
+POLICIES_MODULE = ROOT / "tools" / "cluster-policies"
 CONTROL_PLANE = {
     "etcd": "go.etcd.io/etcd/server/v3",
     "kube-apiserver": "k8s.io/kubernetes/cmd/kube-apiserver",
@@ -37,6 +39,7 @@ NODE = {
     "kube-proxy": "k8s.io/kubernetes/cmd/kube-proxy",
     "kubectl": "k8s.io/kubernetes/cmd/kubectl",
     "coredns": "github.com/coredns/coredns",
+    "kube-network-policies": "sigs.k8s.io/kube-network-policies/cmd",
 }
 """Programs to their Go packages. Versions are those of the modules that name them."""
 BUILD_TIMEOUT_S = 3600
@@ -49,7 +52,7 @@ def version_of(name: str) -> str:
     """The version that is built. Raises KeyError for a program that is in no table."""
     if name in MODULES:
         return MODULES[name][1]
-    module = re.escape({**CONTROL_PLANE, **NODE}[name].partition("/cmd/")[0])
+    module = re.escape({**CONTROL_PLANE, **NODE}[name].partition("/cmd")[0])
     found = re.search(rf"^(?:require)?\s+{module} (v\S+)", (_module(name) / "go.mod").read_text(), re.MULTILINE)
     if found is None:
         raise KeyError(name)
@@ -58,7 +61,8 @@ def version_of(name: str) -> str:
 
 def _module(name: str) -> Path:
     """The folder of the Go module that a program of a cluster is built in."""
-    return DNS_MODULE if name == "coredns" else CLUSTER_MODULE
+    apart = {"coredns": DNS_MODULE, "kube-network-policies": POLICIES_MODULE}
+    return apart.get(name, CLUSTER_MODULE)
 
 
 def find(name: str) -> Path | None:
@@ -93,6 +97,7 @@ def build(name: str) -> None:
         package = "." if where == DNS_MODULE else {**CONTROL_PLANE, **NODE}[name]
         # Programs of tests: without inlining the compiler needs half the time.
         options = ["-gcflags=all=-l -dwarf=false", f"-ldflags={_stamped(version)}"]
+        options += [f"-modfile={_with_old_queues(folder)}"] if where == POLICIES_MODULE else []
         command = ["go", "build", *options, "-o", str(folder / name), package]
     try:
         subprocess.run(
@@ -107,6 +112,42 @@ def build(name: str) -> None:
         (folder / name).replace(CACHE / f"{name}-{version}")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+_QUEUE = """	queue := &expr.Queue{Num: uint16(c.config.QueueID)}
+	if c.config.FailOpen {
+		queue.Flag = expr.QueueFlagBypass
+	}
+"""
+_OLD_QUEUE = """	packed := binaryutil.NativeEndian.PutUint16(uint16(c.config.QueueID))
+	number := xt.Unknown(append(packed, 1, 0, 0, 0, 0, 0))
+	queue := &expr.Target{Name: "NFQUEUE", Rev: 1, Info: &number}
+"""
+_IMPORT = '"github.com/google/nftables/expr"\n'
+
+
+def _with_old_queues(folder: Path) -> Path:
+    """A go.mod in ``folder`` whose enforcer of network policies hands packets over by the older of the kernel's two
+    ways, which kernels without nft_queue have, too. Raises CalledProcessError."""
+    module = "sigs.k8s.io/kube-network-policies"
+    folder.mkdir()
+    asked = ["go", "mod", "download", "-json", f"{module}@{version_of('kube-network-policies')}"]
+    done = subprocess.run(
+        asked, cwd=POLICIES_MODULE, check=True, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S
+    )
+    source = folder / "source"
+    shutil.copytree(json.loads(done.stdout)["Dir"], source, copy_function=shutil.copyfile)
+    file = source / "pkg" / "networkpolicy" / "controller.go"
+    file.parent.chmod(0o755)
+    text = file.read_text(encoding="utf-8")
+    assert _QUEUE in text, "the enforcer has changed"
+    text = text.replace(_IMPORT, f'{_IMPORT}\t"github.com/google/nftables/xt"\n', 1)
+    file.write_text(text.replace(_QUEUE, _OLD_QUEUE), encoding="utf-8")
+    made = folder / "go.mod"
+    replaced = f"\nreplace {module} => {source}\n"
+    made.write_text((POLICIES_MODULE / "go.mod").read_text(encoding="utf-8") + replaced, encoding="utf-8")
+    shutil.copyfile(POLICIES_MODULE / "go.sum", folder / "go.sum")
+    return made
 
 
 def _stamped(version: str) -> str:

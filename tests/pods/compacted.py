@@ -73,7 +73,7 @@ def _rows(trial: Trial, run: str, rows: int) -> None:
 
 def _proven(trial: Trial, said: str) -> None:
     assert "proven and published" in said
-    print(trial.local("verify", "shop").strip())
+    print(trial.local("verify", "--db", "shop").strip())
 
 
 def test_in_one_pod(local: Trial) -> None:

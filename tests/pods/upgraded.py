@@ -32,7 +32,7 @@ def _judge(trial: Trial, load: Load, streams: set[str]) -> None:
     assert not twice, twice
     codes = {name.rpartition(" ")[2] for name in load.failed}
     assert codes <= RETRYABLE | streams, load.failed
-    print(trial.local("verify", "shop").strip())
+    print(trial.local("verify", "--db", "shop").strip())
 
 
 def _during(

@@ -1,4 +1,4 @@
-// What enforces network policies in a Kubernetes whose pods run, for tests.
+// The enforcer of network policies in a Kubernetes whose pods run, for tests.
 module anabranch.dev/tools/policies
 
 go 1.26.0
