@@ -104,7 +104,7 @@ def test_with_two_executors(spread: Trial) -> None:
         assert owner["uid"] == driver["metadata"]["uid"]
         resources = pod["spec"]["containers"][0]["resources"]
         assert resources == {
-            "requests": {"cpu": "500m", "memory": "2Gi"},
+            "requests": {"cpu": "100m", "memory": "2Gi"},
             "limits": {"memory": "2Gi"},
         }
     _proven(spread, said)

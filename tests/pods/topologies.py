@@ -19,7 +19,8 @@ def changed() -> dict[str, Any]:
 
 def compacting(mode: str) -> dict[str, Any]:
     """The trial with the compaction, on a claim, when a test says so."""
-    compactor = {"enabled": True, "mode": mode, "volumeClaim": "lake", "schedule": "0 0 1 1 *"}
+    compactor: dict[str, Any] = {"enabled": True, "mode": mode, "volumeClaim": "lake", "schedule": "0 0 1 1 *"}
     # Pods that wait for half of the machine would wait for each other.
     compactor["resources"] = {"requests": {"cpu": "100m", "memory": "1Gi"}, "limits": {"memory": "3Gi"}}
+    compactor["executors"] = {"cpu": "100m"}
     return {**TRIAL, "compactor": compactor}

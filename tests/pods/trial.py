@@ -19,6 +19,7 @@ from anabranch.client import RemoteDb
 from anabranch.client.remote import Tls
 
 DATABASE = "shop"
+SERVICES = ("ingest", "conflict-resolver", "snapshot", "retention-janitor")
 COMMAND_S = 120
 TABLE = """
 create schema shop;
@@ -94,6 +95,14 @@ class Trial:
     def of_component(self, component: str) -> list[Thing]:
         """All pods of a component, ended ones too."""
         return self.release.listed("v1/pods", labelSelector=f"{COMPONENT}={component}")
+
+    def restarts(self) -> dict[str, int]:
+        """How often each service's pod was started again, by name."""
+        return {
+            name: sum(one["restartCount"] for one in pod["status"]["containerStatuses"])
+            for service in SERVICES
+            for name, pod in self.release.pods(service).items()
+        }
 
     def log(self, pod: Thing) -> str:
         """Everything that a pod has printed."""

@@ -8,14 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cluster.release import COMPONENT
 
 from . import topologies
 from .load import Load, under_load
-from .trial import Trial
+from .trial import SERVICES, Trial
 
 pytestmark = pytest.mark.timeout(900)
-SERVICES = ("ingest", "conflict-resolver", "snapshot", "retention-janitor")
 RETRYABLE = {"UNAVAILABLE", "DEADLINE_EXCEEDED", "ABORTED", "RESOURCE_EXHAUSTED"}
 """Codes after which the contract has a device call again."""
 
@@ -73,17 +71,8 @@ def test_each_services_pod_is_deleted_under_load(trial: Trial, monkeypatch: pyte
 
 
 def test_postgres_is_restarted_under_load(trial: Trial, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Services wait for it, not ready, and none of them is started again."""
-
-    def restarts() -> dict[str, int]:
-        pods = trial.release.pods().values()
-        return {
-            pod["metadata"]["name"]: sum(one["restartCount"] for one in pod["status"]["containerStatuses"])
-            for pod in pods
-            if pod["metadata"]["labels"][COMPONENT] in SERVICES
-        }
-
-    before = restarts()
+    """Services wait for it, and none of them is started again."""
+    before = trial.restarts()
 
     def change() -> None:
         trial.release.api.delete(f"{trial.release.at('v1/pods')}/rel-anabranch-postgres-0")
@@ -92,4 +81,4 @@ def test_postgres_is_restarted_under_load(trial: Trial, monkeypatch: pytest.Monk
             trial.release.await_behind(f"rel-anabranch-{component}", "grpc", 1)
 
     _judge(trial, _during(trial, monkeypatch, tmp_path, "Postgres restarted", change), set())
-    assert restarts() == before
+    assert trial.restarts() == before
