@@ -21,6 +21,8 @@ from anabranch.client.errors import CallFailed
 
 BEAT_S = 0.25
 VERDICT_S = 120.0
+AGAIN_S = 0.2
+"""How soon a device whose call failed calls again: `flush` calls at once."""
 AWAY_BEATS = 8
 """A device that goes offline now and then writes so many batches before it comes back."""
 _KINDS = ("UnaryUnaryClientInterceptor", "UnaryStreamClientInterceptor", "StreamStreamClientInterceptor")
@@ -41,6 +43,7 @@ class Load:
     by_sql: int = 0
     began: float = field(default_factory=time.monotonic)
     ending: threading.Event = field(default_factory=threading.Event)
+    pause: threading.Event = field(default_factory=threading.Event)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def waited(self, device: str, seconds: float) -> None:
@@ -158,8 +161,7 @@ def _verdict(load: Load, name: str, db: SyncedDb) -> None:
             if db.flush(VERDICT_S):
                 break
         except CallFailed:
-            # The device waits before it calls again; this is no second clock beside its own.
-            continue
+            load.pause.wait(AGAIN_S)
     load.waited(name, time.monotonic() - started)
 
 

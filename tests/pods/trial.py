@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
-from tests.cluster.api import Thing
+from tests.cluster.api import Thing, until
 from tests.cluster.release import COMPONENT, Release
 
 from anabranch.client import RemoteDb
@@ -21,6 +21,7 @@ from anabranch.client.remote import Tls
 DATABASE = "shop"
 SERVICES = ("ingest", "conflict-resolver", "snapshot", "retention-janitor")
 COMMAND_S = 120
+REPLACED_S = 120
 TABLE = """
 create schema shop;
 create table shop.todo (id text primary key, title text not null, n int not null default 0);
@@ -96,6 +97,18 @@ class Trial:
         """All pods of a component, ended ones too."""
         return self.release.listed("v1/pods", labelSelector=f"{COMPONENT}={component}")
 
+    def replace(self, component: str) -> None:
+        """Delete the pods of a component, and wait until others are ready."""
+        old = {pod["metadata"]["uid"] for pod in self.release.pods(component).values()}
+        for name in self.release.pods(component):
+            self.release.api.delete(f"{self.release.at('v1/pods')}/{name}")
+
+        def others() -> bool:
+            found = [pod for pod in self.of_component(component) if pod["metadata"]["uid"] not in old]
+            return any(_is_ready(pod) for pod in found)
+
+        until(f"{component} has another pod", REPLACED_S, others)
+
     def restarts(self) -> dict[str, int]:
         """How often each service's pod was started again, by name."""
         return {
@@ -109,3 +122,8 @@ class Trial:
         path = f"{self.release.at('v1/pods')}/{pod['metadata']['name']}/log"
         found = self.release.api.get(path)
         return str(found.get("text", json.dumps(found)))
+
+
+def _is_ready(pod: Thing) -> bool:
+    conditions = pod["status"].get("conditions", [])
+    return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)

@@ -63,9 +63,7 @@ def test_an_upgrade_and_a_rollback_under_load(trial: Trial, monkeypatch: pytest.
 def test_each_services_pod_is_deleted_under_load(trial: Trial, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def change() -> None:
         for component in SERVICES:
-            for name in trial.release.pods(component):
-                trial.release.api.delete(f"{trial.release.at('v1/pods')}/{name}")
-            trial.release.settled()
+            trial.replace(component)
 
     _judge(trial, _during(trial, monkeypatch, tmp_path, "each pod deleted", change), set())
 
@@ -75,8 +73,7 @@ def test_postgres_is_restarted_under_load(trial: Trial, monkeypatch: pytest.Monk
     before = trial.restarts()
 
     def change() -> None:
-        trial.release.api.delete(f"{trial.release.at('v1/pods')}/rel-anabranch-postgres-0")
-        trial.release.await_behind("rel-anabranch-postgres", "postgres", 1)
+        trial.replace("postgres")
         for component in SERVICES:
             trial.release.await_behind(f"rel-anabranch-{component}", "grpc", 1)
 
