@@ -71,7 +71,7 @@ def plane() -> Iterator[ControlPlane]:
 @pytest.fixture(scope="session")
 def trial(plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trial]:
     """The chart with its own Postgres, one pod of each service, installed once for a run. A test leaves it working."""
-    with _space(plane, "trial", tmp_path_factory.mktemp("trial")) as release:
+    with space(plane, "trial", tmp_path_factory.mktemp("trial")) as release:
         started = time.monotonic()
         release.install(topologies.TRIAL)
         print(f"installed in {time.monotonic() - started:.0f} s")
@@ -81,7 +81,7 @@ def trial(plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 
 @contextmanager
-def _space(plane: ControlPlane, name: str, folder: Path) -> Iterator[Release]:
+def space(plane: ControlPlane, name: str, folder: Path) -> Iterator[Release]:
     """A namespace that enforces Pod Security "restricted", and nothing in it yet."""
     api = plane.api
     api.create("/api/v1/namespaces", {"metadata": {"name": name, "labels": RESTRICTED}})
