@@ -38,9 +38,9 @@ STAY = "import http.server; http.server.HTTPServer(('', 8080), http.server.BaseH
 CLIENTS = {"networkPolicy": {"clients": [{"namespaceSelector": {"matchLabels": {"calls": "ingest"}}}]}}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def enforced(plane: ControlPlane) -> Iterator[ControlPlane]:
-    """The cluster, with somebody who enforces policies."""
+    """The cluster, with somebody who enforces policies; from here on to the end of the run, for whatever comes later."""
     program = load_tool("cluster_tools").find("kube-network-policies")
     folder = Path(os.environ["ANABRANCH_PODS"]) / "run"
     # Where a program in a pod finds its account and the API server.
