@@ -40,7 +40,7 @@ CLIENTS = {"networkPolicy": {"clients": [{"namespaceSelector": {"matchLabels": {
 
 @pytest.fixture(scope="session")
 def enforced(plane: ControlPlane) -> Iterator[ControlPlane]:
-    """The cluster, with somebody who enforces policies; from here on to the end of the run, for whatever comes later."""
+    """The cluster, with somebody who enforces policies, from here on to the end of the run."""
     program = load_tool("cluster_tools").find("kube-network-policies")
     folder = Path(os.environ["ANABRANCH_PODS"]) / "run"
     # Where a program in a pod finds its account and the API server.
