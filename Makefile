@@ -9,6 +9,8 @@ LONG_FLAGS ?= -n 3 --dist loadgroup
 DEMO_FLAGS ?=
 CLUSTER_FLAGS ?=
 CLUSTER_TESTS = $(addprefix tests/cluster/,accepted.py accounts.py lifecycle.py changed.py drained.py)
+PODS_FLAGS ?= -rP
+PODS_TESTS = $(addprefix tests/pods/,installed.py upgraded.py confined.py compacted.py watched.py external.py probed.py limited.py)
 SECONDS ?= 60
 SEED ?=
 MAJOR ?= 16
@@ -22,7 +24,7 @@ LOCK = $(VENV)/uv pip compile --quiet --universal --python-version 3.11 --genera
 	--no-emit-index-url --no-emit-find-links $(LOCK_FLAGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-long test-postgres torture attack check advisories protos protos-check stubs stubs-test wheels chart classes helm cluster-tools cluster-test images images-test docs lock clean
+.PHONY: help setup demo test test-slow test-long test-postgres torture attack check advisories protos protos-check stubs stubs-test wheels chart classes helm cluster-tools cluster-test pods-test images images-test docs lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -96,6 +98,12 @@ cluster-tools: setup ## Helm, promtool and Prometheus, from their Go modules, wh
 cluster-test: setup helm ## the chart on a real API server with machines that only pretend (the first build takes long)
 	@$(VENV)/python tools/cluster_tools.py build control-plane
 	@$(VENV)/python -m pytest --durations=10 $(CLUSTER_FLAGS) $(CLUSTER_TESTS)
+
+pods-test: setup helm ## the chart where pods run, in namespaces of their own; Linux, root (the first build takes long)
+	@$(VENV)/python tools/pods.py missing
+	@$(VENV)/python tools/cluster_tools.py build cluster
+	@$(VENV)/python tools/pods.py images
+	@$(VENV)/python tools/pods.py run $(VENV)/python -m pytest --durations=20 $(PODS_FLAGS) $(PODS_TESTS)
 
 images: ## both images with Docker (BASE=image: another base than the official Python's)
 	@$(PYTHON) tools/images.py $(if $(BASE),--base $(BASE))

@@ -1,5 +1,5 @@
-"""Helm, promtool and Prometheus, for the tests of the chart, its alerts and its dashboards; and a Kubernetes without
-machines, for those that install it.
+"""Helm, promtool and Prometheus, for the tests of the chart, its alerts and its dashboards; and the programs of a
+Kubernetes, for those that install it: without machines, or with one whose pods run.
 
 A program of that name on the PATH is taken as it is. Otherwise the pinned version is built from its Go module into
 `.cache/tools`, once; without Go the program is missing, and a caller that needs it reports what was not run. `lint` has
@@ -8,6 +8,7 @@ them check the chart and its alerts.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -24,14 +25,23 @@ MODULES = {
     "prometheus": ("github.com/prometheus/prometheus/cmd/prometheus", "v0.316.0"),
 }
 """Program to its Go package and version."""
-CONTROL_PLANE_MODULE = ROOT / "tools" / "cluster"
+CLUSTER_MODULE = ROOT / "tools" / "cluster"
+DNS_MODULE = ROOT / "tools" / "cluster-dns"
+POLICIES_MODULE = ROOT / "tools" / "cluster-policies"
 CONTROL_PLANE = {
     "etcd": "go.etcd.io/etcd/server/v3",
     "kube-apiserver": "k8s.io/kubernetes/cmd/kube-apiserver",
     "kube-controller-manager": "k8s.io/kubernetes/cmd/kube-controller-manager",
     "kube-scheduler": "k8s.io/kubernetes/cmd/kube-scheduler",
 }
-"""Program to its Go package. Versions are those of the module that names them all."""
+NODE = {
+    "kubelet": "k8s.io/kubernetes/cmd/kubelet",
+    "kube-proxy": "k8s.io/kubernetes/cmd/kube-proxy",
+    "kubectl": "k8s.io/kubernetes/cmd/kubectl",
+    "coredns": "github.com/coredns/coredns",
+    "kube-network-policies": "sigs.k8s.io/kube-network-policies/cmd",
+}
+"""Programs to their Go packages. Versions are those of the modules that name them."""
 BUILD_TIMEOUT_S = 3600
 LINT_TIMEOUT_S = 120
 CHART = ROOT / "helm" / "anabranch"
@@ -42,11 +52,17 @@ def version_of(name: str) -> str:
     """The version that is built. Raises KeyError for a program that is in no table."""
     if name in MODULES:
         return MODULES[name][1]
-    module = re.escape(CONTROL_PLANE[name].partition("/cmd/")[0])
-    found = re.search(rf"^(?:require)?\s+{module} (v\S+)", (CONTROL_PLANE_MODULE / "go.mod").read_text(), re.MULTILINE)
+    module = re.escape({**CONTROL_PLANE, **NODE}[name].partition("/cmd")[0])
+    found = re.search(rf"^(?:require)?\s+{module} (v\S+)", (_module(name) / "go.mod").read_text(), re.MULTILINE)
     if found is None:
         raise KeyError(name)
     return found[1]
+
+
+def _module(name: str) -> Path:
+    """The folder of the Go module that a program of a cluster is built in."""
+    apart = {"coredns": DNS_MODULE, "kube-network-policies": POLICIES_MODULE}
+    return apart.get(name, CLUSTER_MODULE)
 
 
 def find(name: str) -> Path | None:
@@ -60,7 +76,7 @@ def find(name: str) -> Path | None:
 
 def missing(name: str) -> str:
     """Why a program is not there: the reason to print beside the checks that were not run."""
-    target = "cluster-test" if name in CONTROL_PLANE else "cluster-tools"
+    target = "cluster-test" if name in CONTROL_PLANE else "pods-test" if name in NODE else "cluster-tools"
     return f"{name} is neither on the PATH nor built; `make {target}` builds it where there is Go"
 
 
@@ -77,8 +93,12 @@ def build(name: str) -> None:
         command = ["go", "install", "-ldflags=-s -w", f"{MODULES[name][0]}@{version}"]
         where = ROOT
     else:
-        command = ["go", "build", f"-ldflags={_stamped(version)}", "-o", str(folder / name), CONTROL_PLANE[name]]
-        where = CONTROL_PLANE_MODULE
+        where = _module(name)
+        package = "." if where == DNS_MODULE else {**CONTROL_PLANE, **NODE}[name]
+        # Programs of tests: without inlining the compiler needs half the time.
+        options = ["-gcflags=all=-l -dwarf=false", f"-ldflags={_stamped(version)}"]
+        options += [f"-modfile={_with_old_queues(folder)}"] if where == POLICIES_MODULE else []
+        command = ["go", "build", *options, "-o", str(folder / name), package]
     try:
         subprocess.run(
             command,
@@ -92,6 +112,42 @@ def build(name: str) -> None:
         (folder / name).replace(CACHE / f"{name}-{version}")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+_QUEUE = """	queue := &expr.Queue{Num: uint16(c.config.QueueID)}
+	if c.config.FailOpen {
+		queue.Flag = expr.QueueFlagBypass
+	}
+"""
+_OLD_QUEUE = """	packed := binaryutil.NativeEndian.PutUint16(uint16(c.config.QueueID))
+	number := xt.Unknown(append(packed, 1, 0, 0, 0, 0, 0))
+	queue := &expr.Target{Name: "NFQUEUE", Rev: 1, Info: &number}
+"""
+_IMPORT = '"github.com/google/nftables/expr"\n'
+
+
+def _with_old_queues(folder: Path) -> Path:
+    """A go.mod in ``folder`` whose enforcer of network policies hands packets over by the older of the kernel's two
+    ways, which kernels without nft_queue have, too. Raises CalledProcessError."""
+    module = "sigs.k8s.io/kube-network-policies"
+    folder.mkdir()
+    asked = ["go", "mod", "download", "-json", f"{module}@{version_of('kube-network-policies')}"]
+    done = subprocess.run(
+        asked, cwd=POLICIES_MODULE, check=True, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S
+    )
+    source = folder / "source"
+    shutil.copytree(json.loads(done.stdout)["Dir"], source, copy_function=shutil.copyfile)
+    file = source / "pkg" / "networkpolicy" / "controller.go"
+    file.parent.chmod(0o755)
+    text = file.read_text(encoding="utf-8")
+    assert _QUEUE in text, "the enforcer has changed"
+    text = text.replace(_IMPORT, f'{_IMPORT}\t"github.com/google/nftables/xt"\n', 1)
+    file.write_text(text.replace(_QUEUE, _OLD_QUEUE), encoding="utf-8")
+    made = folder / "go.mod"
+    replaced = f"\nreplace {module} => {source}\n"
+    made.write_text((POLICIES_MODULE / "go.mod").read_text(encoding="utf-8") + replaced, encoding="utf-8")
+    shutil.copyfile(POLICIES_MODULE / "go.sum", folder / "go.sum")
+    return made
 
 
 def _stamped(version: str) -> str:
@@ -149,7 +205,9 @@ if __name__ == "__main__":
             sys.exit(lint())
         case ["build", "control-plane"]:
             sys.exit(build_missing(CONTROL_PLANE))
+        case ["build", "cluster"]:
+            sys.exit(build_missing([*CONTROL_PLANE, *NODE]))
         case ["build", *names] if names and MODULES.keys() >= set(names):
             sys.exit(build_missing(names))
         case _:
-            sys.exit(f"usage: cluster_tools.py lint | build control-plane | build {' '.join(MODULES)}")
+            sys.exit(f"usage: cluster_tools.py lint | build control-plane | build cluster | build {' '.join(MODULES)}")

@@ -17,13 +17,22 @@ COPY pyproject.toml LICENSE /build/source/
 COPY wheels /build/source/wheels
 COPY libs /build/source/libs
 COPY services /build/source/services
-# RocksDB is for the state of streams, which this job has none of.
+# RocksDB is for the state of streams, which this job has none of; nor has it Hive's tables, machine learning, graphs, a
+# shell, Spark Connect, or a machine of another kind.
 RUN /opt/anabranch/bin/pip install --no-deps --no-build-isolation /build/source/wheels/device /build/source/wheels/server \
     && /opt/anabranch/bin/pip uninstall --yes \
         hatchling packaging pathspec pluggy setuptools tomlkit trove-classifiers uv wheel pip \
     && cd /opt/anabranch/lib/python3*/site-packages \
-    && rm -r pandas/tests pyarrow/include pyarrow/includes pyarrow/src pyarrow/tests pyspark/data pyspark/examples \
-        pyspark/jars/rocksdbjni-*.jar \
+    && rm -r pandas/tests numpy/*/tests pyspark/data pyspark/examples \
+        pyarrow/include pyarrow/includes pyarrow/src pyarrow/tests pyarrow/*flight* \
+        pyarrow/libarrow_python.so pyarrow/libarrow_python.so.*.* \
+    && cd pyspark/jars \
+    && rm -r connect-repl rocksdbjni-*.jar \
+        algebra_* arpack* blas-* breeze* cats-kernel_* lapack-* spire* spark-mllib* spark-graphx_* \
+        datanucleus-* derby* hive-beeline-* hive-cli-* hive-common-* hive-exec-* hive-jdbc-* hive-metastore-* hive-serde-* \
+        hive-service-* hive-shims-* javax.jdo-* jdo-api-* libfb303-* spark-hive_* spark-hive-thriftserver_* \
+        scala-compiler-* spark-connect_* spark-pipelines_* spark-repl_* spark-yarn_* \
+        *-osx-*.jar *-windows-*.jar *-riscv64.jar \
     && /opt/anabranch/bin/python -m compileall -q -j 1 /opt/anabranch/lib \
     && mkdir /var/lib/anabranch \
     && echo "anabranch:x:10001:10001::/tmp:/usr/sbin/nologin" >>/etc/passwd

@@ -20,7 +20,8 @@ RUN /opt/anabranch/bin/pip install --no-deps --no-build-isolation /build/source/
     && /opt/anabranch/bin/pip uninstall --yes \
         hatchling packaging pathspec pluggy setuptools tomlkit trove-classifiers uv wheel pip \
     && cd /opt/anabranch/lib/python3*/site-packages \
-    && rm -r pyarrow/include pyarrow/includes pyarrow/src pyarrow/tests \
+    && rm -r pyarrow/include pyarrow/includes pyarrow/src pyarrow/tests pyarrow/*flight* \
+        pyarrow/libarrow_python.so pyarrow/libarrow_python.so.*.* \
     && /opt/anabranch/bin/python -m compileall -q -j 1 /opt/anabranch/lib \
     && mkdir /var/lib/anabranch
 

@@ -27,6 +27,7 @@ from anabranch_compactor.config import CompactorSettings
 from anabranch_compactor.files.lake_files import RootError
 from anabranch_compactor.plan import PlanError
 from anabranch_compactor.prove import ProofError
+from anabranch_compactor.spark import failure
 from anabranch_compactor.spark.java import JavaError
 from anabranch_compactor.spark.progress import watched
 from anabranch_compactor.spark.session import lake_root, spark_session, submitted
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
 Sessions = Callable[..., AbstractContextManager["SparkSession"]]
 """Gives a session; takes what ``spark_session`` takes."""
-REFUSED = 2
+FAILED, REFUSED = 1, 2
 REASONS: dict[type[Exception], str] = {
     SettingsError: "INVALID_SETTINGS",
     JavaError: "NO_JAVA",
@@ -105,17 +106,21 @@ def _print_failure(error: Exception) -> None:
 
 def main(sessions: Sessions = spark_session) -> int:
     """Run the job. Exit code 2 for a failure that a person can correct, with one line for each database that names it;
-    1 for any other failure."""
+    1 for any other failure, with one line where it is Spark's."""
     try:
         return 0 if run(sessions) else REFUSED
     except tuple(REASONS) as error:
         _print_failure(error)
         return REFUSED
     except Exception as error:
-        if not is_unavailable(error):
+        if is_unavailable(error):
+            print(f"anabranch: Postgres is not available: {told(error)} (UNAVAILABLE)", file=sys.stderr)
+            return REFUSED
+        sentence = failure.sentence(error)
+        if sentence is None:
             raise
-        print(f"anabranch: Postgres is not available: {told(error)} (UNAVAILABLE)", file=sys.stderr)
-        return REFUSED
+        print(f"anabranch: {sentence} (SPARK_FAILED)", file=sys.stderr)
+        return FAILED
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import importlib.util
 import json
 import re
 from types import ModuleType
@@ -242,12 +243,56 @@ def test_the_compactor_with_executors(helm: Helm) -> None:
     accounts = of_kind(objects, "ServiceAccount").keys()
     assert settings["spark.kubernetes.authenticate.driver.serviceAccountName"] in accounts
     assert settings["spark.kubernetes.authenticate.executor.serviceAccountName"] in accounts
+    assert settings["spark.kubernetes.executor.useDriverPodIP"] == "false", "or executors call 0.0.0.0"
+    assert (settings["spark.executor.memory"], settings["spark.executor.memoryOverhead"]) == ("1g", "1g")
+    assert settings["spark.kubernetes.executor.request.cores"] == "500m"
+
+
+def test_the_compactor_may_do_with_pods_what_spark_does_and_nothing_else(helm: Helm) -> None:
+    objects = helm.render(topology("compact-pods"))
     [role] = of_kind(objects, "Role").values()
-    assert {resource for rule in role["rules"] for resource in rule["resources"]} == {
-        "pods",
-        "configmaps",
-        "persistentvolumeclaims",
-    }
+    [rule] = role["rules"]
+    assert rule["resources"] == ["pods"]
+    conf = of_kind(objects, "ConfigMap")["rel-anabranch-compactor"]["data"]["spark-defaults.conf"]
+    settings = dict(line.split(" ", 1) for line in conf.splitlines())
+    # Spark would ask for ConfigMaps, claims and Services beside.
+    assert settings["spark.kubernetes.executor.disableConfigMap"] == "true"
+    for name in ("ownPersistentVolumeClaim", "reusePersistentVolumeClaim", "service.deleteOnTermination"):
+        assert settings[f"spark.kubernetes.driver.{name}"] == "false"
+
+
+def test_executors_belong_to_the_pod_of_their_driver(helm: Helm) -> None:
+    objects = helm.render(topology("compact-pods"))
+    conf = of_kind(objects, "ConfigMap")["rel-anabranch-compactor"]["data"]["spark-defaults.conf"]
+    assert "spark.kubernetes.driver.pod.name ${env:POD_NAME}" in conf.splitlines()
+    name = _env(objects, "CronJob/rel-anabranch-compactor")["POD_NAME"]
+    assert name["valueFrom"] == {"fieldRef": {"fieldPath": "metadata.name"}}
+
+
+def test_spark_finds_its_scratch_volume_and_adds_none(helm: Helm) -> None:
+    """It takes mounts whose volume has a name that begins so; beside any other it mounts its own at the same path."""
+    objects = helm.render(topology("compact-pods"))
+    for where in ("CronJob/rel-anabranch-compactor", "ConfigMap/rel-anabranch-compactor"):
+        pod = pod_specs(objects)[where]
+        [container] = pod["containers"]
+        [mount] = [one for one in container["volumeMounts"] if one["name"].startswith("spark-local-dir-")]
+        assert mount["mountPath"] == _env(objects, where)["SPARK_LOCAL_DIRS"]["value"]
+        assert mount["name"] in {volume["name"] for volume in pod["volumes"]}
+
+
+def test_executors_start_by_a_program_of_the_image(helm: Helm) -> None:
+    pod = pod_specs(helm.render(topology("compact-pods")))["ConfigMap/rel-anabranch-compactor"]
+    python, m, module = pod["containers"][0]["command"]
+    assert (python, m) == ("python", "-m")
+    assert importlib.util.find_spec(module) is not None
+
+
+def test_a_migration_waits_for_a_postgres_that_comes_with_it(helm: Helm) -> None:
+    jobs = of_kind(helm.render(topology("trial")), "Job").values()
+    assert jobs
+    for job in jobs:
+        command = job["spec"]["template"]["spec"]["containers"][0]["command"]
+        assert command == ["anabranch", "database", "migrate", "--wait-s", "60"]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,8 +27,8 @@ class Certificates:
     accounts_key: Path
 
 
-def make(folder: Path) -> Certificates:
-    """Write them into ``folder``, for the loopback address alone."""
+def make(folder: Path, addresses: Sequence[str] = (), names: Sequence[str] = ()) -> Certificates:
+    """Write them into ``folder``, for the loopback address, and the others that are given."""
     authority_key = ec.generate_private_key(ec.SECP256R1())
     server_key = ec.generate_private_key(ec.SECP256R1())
     accounts_key = ec.generate_private_key(ec.SECP256R1())
@@ -37,10 +38,11 @@ def make(folder: Path) -> Certificates:
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .sign(authority_key, hashes.SHA256())
     )
-    address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+    own = [x509.IPAddress(ipaddress.ip_address(one)) for one in ("127.0.0.1", *addresses)]
+    called = [x509.DNSName(one) for one in ("localhost", *names)]
     server = (
         _begun(_named("the API server"), issuer, server_key)
-        .add_extension(x509.SubjectAlternativeName([address, x509.DNSName("localhost")]), critical=False)
+        .add_extension(x509.SubjectAlternativeName([*own, *called]), critical=False)
         .sign(authority_key, hashes.SHA256())
     )
     made = Certificates(

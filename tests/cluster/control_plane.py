@@ -16,7 +16,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from anabranch.ports import free_port
@@ -44,27 +44,58 @@ class ControlPlane:
     version: str
 
 
+@dataclass(frozen=True, slots=True)
+class Beyond:
+    """The rest of one, to which machines belong: ``port``, ``addresses`` and ``names`` of the API server, its
+    ``users`` (token to name and group), and more of its ``arguments``."""
+
+    port: int
+    addresses: tuple[str, ...]
+    names: tuple[str, ...]
+    users: Mapping[str, tuple[str, str]]
+    arguments: Mapping[str, object] = field(default_factory=dict)
+
+
+def begin(stack: ExitStack, folder: Path, program: Path, arguments: Mapping[str, object]) -> Callable[[], str | None]:
+    """Start a program, which ends with ``stack``; its log goes to ``folder``. Gives a look at whether it ended: with
+    which code, and what it said last."""
+    log = folder / f"{program.name}.log"
+    given = [f"--{key}={value}" for key, value in arguments.items()]
+    with log.open("wb") as out:
+        command = [sys.executable, str(_BEGIN), str(os.getpid()), str(program), *given]
+        process = subprocess.Popen(command, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
+    stack.callback(_end, process)
+
+    def ended() -> str | None:
+        try:
+            code = process.wait(LOOK_S)
+        except subprocess.TimeoutExpired:
+            return None
+        return f"ended with {code}:\n{_end_of(log)}"
+
+    return ended
+
+
 @contextmanager
-def running(programs: Mapping[str, Path], folder: Path) -> Iterator[ControlPlane]:
+def running(programs: Mapping[str, Path], folder: Path, beyond: Beyond | None = None) -> Iterator[ControlPlane]:
     """Start ``programs`` (etcd, kube-apiserver, kube-controller-manager, kube-scheduler). Raises NotStarted."""
-    keys = certificates.make(folder)
-    api = Api(free_port(), secrets.token_urlsafe(), keys.authority)
-    kubeconfig = _kubeconfig(folder, api)
+    given = beyond or Beyond(free_port(), (), (), {})
+    keys = certificates.make(folder, given.addresses, given.names)
+    api = Api(given.port, secrets.token_urlsafe(), keys.authority)
+    kubeconfig = kubeconfig_of(folder, "kubeconfig", api)
     with ExitStack() as stack:
 
         def start(name: str, arguments: Mapping[str, object], answers: Callable[[], bool]) -> None:
-            log = folder / f"{name}.log"
-            given = [f"--{key}={value}" for key, value in arguments.items()]
-            with log.open("wb") as out:
-                command = [sys.executable, str(_BEGIN), str(os.getpid()), str(programs[name]), *given]
-                process = subprocess.Popen(command, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
-            stack.callback(_end, process)
-            _await(name, process, log, answers)
+            ended = begin(stack, folder, programs[name], arguments)
+            await_answer(name, ended, lambda: _end_of(folder / f"{programs[name].name}.log"), answers)
 
         etcd, peers = (f"http://127.0.0.1:{free_port()}" for _ in range(2))
         start("etcd", _etcd(folder, etcd, peers), lambda: _healthy(etcd))
-        (folder / "tokens.csv").write_text(f'{api.token},tester,1,"system:masters"\n')
-        start("kube-apiserver", _api_server(folder, keys, etcd, api.port), lambda: _ready(api))
+        users = {api.token: ("tester", "system:masters"), **given.users}
+        lines = [f'{token},{name},{name},"{group}"\n' for token, (name, group) in users.items()]
+        (folder / "tokens.csv").write_text("".join(lines))
+        arguments = {**_api_server(folder, keys, etcd, api.port), **given.arguments}
+        start("kube-apiserver", arguments, lambda: _ready(api))
         (folder / "scheduler.json").write_text(json.dumps(_scheduler(kubeconfig)))
         start("kube-scheduler", {"config": folder / "scheduler.json", "secure-port": 0}, lambda: True)
         start("kube-controller-manager", _controllers(keys, kubeconfig), lambda: _account_made(api))
@@ -125,7 +156,8 @@ def _scheduler(kubeconfig: Path) -> dict[str, object]:
     }
 
 
-def _kubeconfig(folder: Path, api: Api) -> Path:
+def kubeconfig_of(folder: Path, name: str, api: Api) -> Path:
+    """A file by which programs find the API server, as the user that ``api`` has the token of."""
     server = {"server": f"https://127.0.0.1:{api.port}", "certificate-authority": str(api.authority)}
     made = {
         "apiVersion": "v1",
@@ -135,7 +167,7 @@ def _kubeconfig(folder: Path, api: Api) -> Path:
         "contexts": [{"name": "it", "context": {"cluster": "it", "user": "tester"}}],
         "current-context": "it",
     }
-    file = folder / "kubeconfig.json"
+    file = folder / f"{name}.json"
     file.write_text(json.dumps(made))
     return file
 
@@ -168,17 +200,18 @@ def _account_made(api: Api) -> bool:
     return True
 
 
-def _await(name: str, process: subprocess.Popen[bytes], log: Path, answers: Callable[[], bool]) -> None:
+def await_answer(
+    name: str, ended: Callable[[], str | None], said: Callable[[], str], answers: Callable[[], bool]
+) -> None:
+    """Wait until a program answers. Raises NotStarted where it ends instead, or does not in time."""
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
-        try:
-            process.wait(LOOK_S)
-        except subprocess.TimeoutExpired:
-            if answers():
-                return
-        else:
-            raise NotStarted(f"{name} ended with {process.returncode}:\n{_end_of(log)}")
-    raise NotStarted(f"{name} did not answer within {START_TIMEOUT_S} s:\n{_end_of(log)}")
+        how = ended()
+        if how is not None:
+            raise NotStarted(f"{name} {how}")
+        if answers():
+            return
+    raise NotStarted(f"{name} did not answer within {START_TIMEOUT_S} s:\n{said()}")
 
 
 def _end_of(log: Path) -> str:

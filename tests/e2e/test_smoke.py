@@ -30,7 +30,13 @@ def test_a_stack_that_works_passes_again_and_again_and_nothing_is_left(stack: St
             "select count(*), count(*) filter (where revoked_ms is not null) from anabranch.api_keys"
             " where subject = 'anabranch-smoke'"
         ).fetchone()
+        nodes = conn.execute(
+            "select n.node_id, n.name, n.acknowledged from anabranch.nodes n join anabranch.databases d"
+            " on d.id = n.database_id where d.name = %s",
+            (smoke.DATABASE,),
+        ).fetchall()
     assert rows == (0,)
+    assert nodes == [], "the log is kept for nodes that are gone"
     assert keys == (2, 2)
 
 

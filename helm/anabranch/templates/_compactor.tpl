@@ -22,7 +22,8 @@ env:
 {{- define "anabranch.compactorMounts" -}}
 - name: tmp
   mountPath: /tmp
-- name: shuffle
+{{- /* Spark mounts a volume of its own beside one of any other name. */}}
+- name: spark-local-dir-1
   mountPath: /var/spark
 {{ include "anabranch.postgresCaMount" . }}
 {{- if .Values.compactor.volumeClaim }}
@@ -35,7 +36,7 @@ env:
 - name: tmp
   emptyDir:
     sizeLimit: 1Gi
-- name: shuffle
+- name: spark-local-dir-1
   emptyDir:
     sizeLimit: 20Gi
 {{ include "anabranch.postgresCaVolume" . }}

@@ -27,18 +27,24 @@ ANABRANCH_{{ upper $name }}: {{ include "anabranch.settingText" $value | quote }
 {{- if and (kindIs "float64" .) (eq (floor .) .) -}}{{ printf "%.0f" . }}{{- else -}}{{ toString . }}{{- end -}}
 {{- end -}}
 
-{{- define "anabranch.probe" -}}
-{{- if include "anabranch.tls" .root -}}
+{{- define "anabranch.askHealth" -}}
 exec:
   command:
     - python
     - -m
     - anabranch.runtime.health
     - 127.0.0.1:7400
+    {{- if include "anabranch.tls" .root }}
     - --ca-file
     - /etc/anabranch/tls/{{ include "anabranch.tlsCaKey" .root }}
     - --server-name
     - {{ include "anabranch.tlsServerName" .root | quote }}
+    {{- end }}
+{{- end -}}
+
+{{- define "anabranch.probe" -}}
+{{- if include "anabranch.tls" .root -}}
+{{- include "anabranch.askHealth" . -}}
 {{- else -}}
 grpc:
   port: 7400
@@ -171,13 +177,16 @@ spec:
             timeoutSeconds: 3
             {{- end }}
             failureThreshold: 2
-          # Whether the process still listens. A database that is away must not have it started again.
+          # Whether the process answers anything at all: the kernel takes connections for one that hangs, too. A database
+          # that is away must not have it started again, so that "not ready" is an answer.
           livenessProbe:
-            tcpSocket:
-              port: grpc
-            periodSeconds: 10
-            timeoutSeconds: 5
-            failureThreshold: 6
+            {{- include "anabranch.askHealth" . | nindent 12 }}
+                - --alive
+                - --timeout-s
+                - "8"
+            periodSeconds: 30
+            timeoutSeconds: 10
+            failureThreshold: 4
           lifecycle:
             preStop:
               sleep:

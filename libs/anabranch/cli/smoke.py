@@ -1,7 +1,8 @@
 """``anabranch smoke``: check from outside whether an installation works.
 
 It makes a database of its own where there is none yet (schema ``anabranch_smoke``), has one device write a row and
-another read it, compares, and removes the row. Its key ends within minutes and is revoked before.
+another read it, compares, and removes the row. Its key ends within minutes and is revoked before, and its nodes are
+forgotten, since the log would be kept for them.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from anabranch.client.remote import Tls
 from anabranch.store.catalog import smoke
 from anabranch.store.catalog.databases import load_databases
 from anabranch.store.catalog.registration import add_table, create_database
-from anabranch.store.nodes import key_administration
+from anabranch.store.nodes import key_administration, known
 from anabranch.store.nodes.api_keys import split_key
 from anabranch.store.session.engine import Session
 
@@ -32,6 +33,10 @@ DATABASE = "anabranch-smoke"
 KEY_MS = 10 * 60 * 1000
 TIMEOUT_S = 60.0
 RETRY_S = 0.5
+TOLD_S = 10.0
+"""How long the read side may take to store what devices have told it: some seconds are a Postgres that is busy."""
+TOLD_LOOK_S = 0.1
+_EVER_MS = 2**62
 
 app = typer.Typer()
 Address = Annotated[str | None, typer.Option(help="host:port. Left out: that of --data-dir.", show_default=False)]
@@ -66,7 +71,8 @@ def run(
         try:
             remote = (ingest, snapshot, resolver)
             with tempfile.TemporaryDirectory(prefix="anabranch-smoke-") as folder:
-                took_s = _round_trip(Path(folder), remote, key, tls)
+                took_s, nodes = _round_trip(Path(folder), remote, key, tls)
+            _forget(conn, nodes)
         finally:
             parts = split_key(key)
             assert parts is not None
@@ -81,9 +87,32 @@ def _prepare(conn: Session) -> None:
             create_database(conn, DATABASE, smoke.SCHEMA)
         if smoke.TABLE not in load_databases(conn)[DATABASE].tables:
             add_table(conn, DATABASE, smoke.TABLE)
+    # Nodes of runs that failed, or were ended: their keys are of no use any more.
+    found = known.known_nodes(conn, DATABASE)
+    assert found is not None
+    for node in found.nodes:
+        known.forget(conn, DATABASE, node.id, found.now_ms - KEY_MS)
 
 
-def _round_trip(folder: Path, addresses: tuple[str, str, str], key: str, tls: Tls | None) -> float:
+def _forget(conn: Session, nodes: dict[str, int]) -> None:
+    """Forget nodes, given by their last cursors. The read side stores what they tell it a moment later, which would
+    bring a node back that was forgotten before; so this waits for the last of it."""
+    deadline = time.monotonic() + TOLD_S
+    while time.monotonic() < deadline:
+        found = known.known_nodes(conn, DATABASE)
+        assert found is not None
+        told = {node.id: node.acknowledged for node in found.nodes}
+        if all(told.get(node, -1) >= cursor for node, cursor in nodes.items()):
+            break
+        time.sleep(TOLD_LOOK_S)
+    for node in nodes:
+        known.forget(conn, DATABASE, node, _EVER_MS)
+
+
+def _round_trip(
+    folder: Path, addresses: tuple[str, str, str], key: str, tls: Tls | None
+) -> tuple[float, dict[str, int]]:
+    """How long it took, in seconds, and the nodes' last cursors, in milliseconds, by their ids."""
     started = time.monotonic()
     deadline = started + TIMEOUT_S
     row = {"id": str(ULID()), "body": "written by anabranch smoke"}
@@ -99,14 +128,18 @@ def _round_trip(folder: Path, addresses: tuple[str, str, str], key: str, tls: Tl
                 _started(reader, deadline)
                 reader.read()
                 found = reader.execute(f"select id, body from {smoke.TABLE} where id = ?", (row["id"],)).fetchone()
-            took_s = time.monotonic() - started
-            writer.table(smoke.TABLE).delete(row["id"])
-            writer.flush(max(0.1, deadline - time.monotonic()))
+                took_s = time.monotonic() - started
+                writer.table(smoke.TABLE).delete(row["id"])
+                writer.flush(max(0.1, deadline - time.monotonic()))
+                for device in (reader, writer):
+                    device.read()
+                    device.read()  # which tells what the first one brought
+                nodes = {status.node_id: status.cursor for status in (reader.status(), writer.status())}
         except CallFailed as error:
             fail(f"a call failed: {error}")
     if found is None or tuple(found) != (row["id"], row["body"]):
         fail(f"the second device read {found and tuple(found)}, not what the first wrote")
-    return took_s
+    return took_s, nodes
 
 
 def _device(file: Path, addresses: tuple[str, str, str], key: str, tls: Tls | None) -> SyncedDb:

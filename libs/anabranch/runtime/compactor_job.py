@@ -16,6 +16,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from anabranch.errors import ServerError
 
 _POSTGRES_VARIABLE = "ANABRANCH_POSTGRES_URL"
+_LEVEL_VARIABLE = "ANABRANCH_LOG_LEVEL"
 ROOT_VARIABLE = "ANABRANCH_LAKE_ROOT"
 Event = Mapping[str, Any]
 
@@ -60,7 +61,9 @@ def run_job(url: str, root: str, *, database: str | None = None, master: str | N
         errors.seek(0)
         said = errors.read()
     if code:
-        own = [line for line in said.splitlines() if line.startswith("anabranch: ")]
+        # Spark's own words about a failure of its are many, and for whoever asks for them.
+        whole = environment.get(_LEVEL_VARIABLE) == "debug"
+        own = [] if whole else [line for line in said.splitlines() if line.startswith("anabranch: ")]
         raise CompactorError(code, "\n".join(own) or said)
 
 

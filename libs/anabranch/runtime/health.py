@@ -1,7 +1,8 @@
 """Asks a service for its health; used by all that starts or watches services.
 
 ``python -m anabranch.runtime.health 127.0.0.1:7400 --ca-file ca.crt --server-name NAME`` is a probe for Kubernetes,
-whose own gRPC probe speaks no TLS. Exit code 0: SERVING; 1: anything else, which it prints.
+whose own gRPC probe speaks no TLS. Exit code 0: SERVING; 1: anything else, which it prints. With ``--alive`` any answer
+is good, NOT_SERVING too: a process that answers is not helped by being started again, one that hangs is.
 """
 
 from __future__ import annotations
@@ -64,13 +65,16 @@ def main() -> int:
     """The probe as a program."""
     parser = argparse.ArgumentParser(prog="python -m anabranch.runtime.health")
     parser.add_argument("address")
-    parser.add_argument("--ca-file", type=Path, required=True)
+    parser.add_argument("--ca-file", type=Path)
+    parser.add_argument("--alive", action="store_true")
     parser.add_argument("--server-name")
     parser.add_argument("--timeout-s", type=float, default=2.5)
     given = parser.parse_args()
-    state = probe(given.address, given.timeout_s, given.ca_file.read_bytes(), given.server_name)
+    authority = None if given.ca_file is None else given.ca_file.read_bytes()
+    state = probe(given.address, given.timeout_s, authority, given.server_name)
     print(state)
-    return 0 if state == "SERVING" else 1
+    good = state != "UNREACHABLE" if given.alive else state == "SERVING"
+    return 0 if good else 1
 
 
 if __name__ == "__main__":

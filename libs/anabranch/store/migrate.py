@@ -31,13 +31,21 @@ from alembic.script import ScriptDirectory
 from psycopg.errors import DuplicateTable, LockNotAvailable, UniqueViolation
 from sqlalchemy import Connection, NullPool, create_engine, inspect, text
 from sqlalchemy.exc import DBAPIError
-from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random
+from tenacity import (
+    Retrying,
+    retry_if_exception_type,
+    retry_if_result,
+    stop_after_delay,
+    wait_exponential,
+    wait_random,
+)
 
 from anabranch.errors import ServerError
 from anabranch.store.catalog import writer
 from anabranch.store.ddl.install import install
 from anabranch.store.revisions import CODE_TABLE, SCHEMA, VERSION_TABLE, head, revisions
 from anabranch.store.session.engine import SessionOptions, connect
+from anabranch.store.session.readiness import answers
 from anabranch.store.session.table_locks import give_up_early
 
 OLDEST_SERVER = 14
@@ -79,6 +87,19 @@ def code_revisions() -> tuple[str, ...]:
             break
         oldest = min(oldest, places[getattr(script.module, "works_from", script.revision)])
     return tuple(script.revision for script in scripts[: oldest + 1])
+
+
+def await_server(url: str, patience_s: float) -> None:
+    """Wait until the server at ``url`` answers and takes a session, as services do when they start; at most so long:
+    what comes next finds out, and says, why it doesn't."""
+    retrying = Retrying(
+        retry=retry_if_result(lambda answer: not answer),
+        wait=wait_exponential(multiplier=0.05, max=1.0),
+        stop=stop_after_delay(patience_s),
+        retry_error_callback=lambda _: None,
+    )
+    if patience_s > 0:
+        retrying(answers, url, _APPLICATION_NAME)
 
 
 def upgrade(url: str) -> bool:

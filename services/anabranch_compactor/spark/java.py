@@ -22,12 +22,14 @@ from anabranch.errors import ServerError
 
 OLDEST = 17
 _VECTOR = "jdk.incubator.vector"
+WITH_VECTOR = f"--add-modules={_VECTOR}"
+"""Spark's option for it."""
 _PATIENCE_S = 30
 _WITHOUT_VECTOR = f"""#!/bin/sh
 # Made by anabranch: this Java without the option that it does not know.
 for argument do
     shift
-    [ "$argument" = --add-modules={_VECTOR} ] || set -- "$@" "$argument"
+    [ "$argument" = {WITH_VECTOR} ] || set -- "$@" "$argument"
 done
 exec {{java}} "$@"
 """

@@ -192,6 +192,21 @@ def test_an_upgrade_that_waits_for_a_table_stops_nobody(database_url: str) -> No
     assert migrate.is_current(database_url)
 
 
+def test_a_server_that_comes_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = iter([False, False, True])
+    monkeypatch.setattr(migrate, "answers", lambda url, name: next(looks))
+    migrate.await_server("host=anywhere", 30)
+    assert list(looks) == []
+
+
+def test_nobody_waits_unasked_or_longer_than_asked() -> None:
+    nowhere = "postgresql://127.0.0.1:1/nowhere"
+    for patience_s in (0, 0.2):
+        migrate.await_server(nowhere, patience_s)
+    with pytest.raises(psycopg.OperationalError):
+        migrate.upgrade(nowhere)
+
+
 def test_a_server_that_is_not_there_is_the_drivers_error() -> None:
     with pytest.raises(psycopg.OperationalError):
         migrate.upgrade("postgresql://127.0.0.1:1/nowhere")

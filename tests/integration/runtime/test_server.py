@@ -137,7 +137,10 @@ def test_tls(url: str, tmp_path: Path, mutual: bool) -> None:
         assert probe(echo.address, 2.0) == "UNREACHABLE", "it speaks no plaintext"
         if not mutual:
             assert _probe_program(echo.address, authority.file) == (0, "SERVING")
-            assert _probe_program(echo.address, authority.file, "--server-name", "gate.example") == (1, "UNREACHABLE")
+            other_name = ("--server-name", "gate.example")
+            assert _probe_program(echo.address, authority.file, *other_name) == (1, "UNREACHABLE")
+            assert _probe_program(echo.address, authority.file, "--alive") == (0, "SERVING")
+            assert _probe_program(echo.address, authority.file, "--alive", *other_name) == (1, "UNREACHABLE")
         (tmp_path / "other").mkdir()
         stranger = grpc.ssl_channel_credentials(Authority(tmp_path / "other").pem)
         refused = [stranger, grpc.ssl_channel_credentials(authority.pem)] if mutual else [stranger]

@@ -110,11 +110,19 @@ def _schemas(further: list[str] | None) -> str:
 
 
 @app.command()
-def migrate(data_dir: DataDir = None, postgres_url: PostgresUrl = None) -> None:
+def migrate(
+    wait_s: Annotated[
+        float,
+        typer.Option("--wait-s", min=0, help="How long to wait for a Postgres that is not there yet, in seconds."),
+    ] = 0,
+    data_dir: DataDir = None,
+    postgres_url: PostgresUrl = None,
+) -> None:
     """Bring schema anabranch to this release's revision. Does nothing when it is there, or is a newer one that this
     release works with."""
     with clear_errors():
         url = find_postgres(postgres_url, data_dir)
+        migrations.await_server(url, wait_s)
         changed = migrations.upgrade(url)
         revision = migrations.current(url)
     say(f"schema anabranch {'is now' if changed else 'was already'} at revision {revision}")
