@@ -14,6 +14,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from anabranch.errors import ServerError
 from anabranch_compactor.spark import class_archive
 from anabranch_compactor.spark.java import WITH_VECTOR, Java, JavaError, find_java
 
@@ -33,7 +34,7 @@ _MEMORY = "SPARK_EXECUTOR_MEMORY"
 _MORE_CLASSES = "SPARK_CLASSPATH"
 
 
-class NoExecutorError(Exception):
+class NoExecutorError(ServerError):
     """This is no pod that Spark's driver made; the message names the variables that are missing."""
 
 
