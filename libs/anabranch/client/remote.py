@@ -17,7 +17,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from opentelemetry import propagate, trace
 
 from anabranch import limits
-from anabranch.client.asked import Asked
+from anabranch.client.call_ahead import CallAhead
 from anabranch.client.channel import SharedChannel
 from anabranch.client.errors import AppOutdated, CallFailed, WrongPrincipal
 from anabranch.client.token import Token, given, sendable
@@ -234,7 +234,7 @@ class RemoteDb:
         """One page."""
         return self._call("get", "changes", lambda c: _Changes(c).Get, request, PAGE_TIMEOUT_S)
 
-    def get_ahead(self, request: change_pb2.GetRequest) -> Asked[change_pb2.GetResponse]:
+    def get_ahead(self, request: change_pb2.GetRequest) -> CallAhead[change_pb2.GetResponse]:
         """One page, asked for and not waited for. Raises nothing: a failure is the answer."""
         deadline_s = time.monotonic() + PAGE_TIMEOUT_S
         try:
@@ -244,7 +244,7 @@ class RemoteDb:
                 get: Any = _Changes(channel).Get
                 call = get.future(request, timeout=PAGE_TIMEOUT_S, metadata=self._metadata(token))
         except CallFailed as error:
-            return Asked.failed(error)
+            return CallAhead.failed(error)
 
         def answer() -> change_pb2.GetResponse:
             response: change_pb2.GetResponse
@@ -261,7 +261,7 @@ class RemoteDb:
                 response = get(request, timeout=left_s, metadata=self._metadata(another))
                 return response
 
-        return Asked(answer, call.cancel)
+        return CallAhead(answer, call.cancel)
 
     def subscribe(self, request: change_pb2.SubscribeRequest) -> Stream[change_pb2.SubscribeResponse]:
         """Pages and heartbeats as they come, for an hour at most."""

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from anabranch.client import SyncedDb
 
 
-class Statements:
+class FileStatements:
     """The statements that ran since counting began, in order, with its values put in."""
 
     def __init__(self) -> None:
@@ -31,11 +31,11 @@ class Statements:
 
 
 @contextmanager
-def counted(db: SyncedDb) -> Iterator[Statements]:
+def counted(db: SyncedDb) -> Iterator[FileStatements]:
     """Count the statements of all connections to the file of ``db`` inside the block, those that are made meanwhile
     included. It costs time for each statement."""
     file = db._file
-    found = Statements()
+    found = FileStatements()
 
     def watcher() -> Callable[[str], None]:
         last = [""]

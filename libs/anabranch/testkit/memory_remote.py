@@ -11,7 +11,7 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from anabranch.client.asked import Asked
+from anabranch.client.call_ahead import CallAhead
 from anabranch.client.errors import CallFailed
 from anabranch.client.remote import RemoteDb
 from anabranch.errors import AnabranchError
@@ -377,13 +377,13 @@ class MemoryRemote(RemoteDb):
             sums=view.sums(self.sums(), reached) if reached == self.server.head else [],
         )
 
-    def get_ahead(self, request: change_pb2.GetRequest) -> Asked[change_pb2.GetResponse]:
+    def get_ahead(self, request: change_pb2.GetRequest) -> CallAhead[change_pb2.GetResponse]:
         """The page as the server has it now, or the failure of now, whatever happens until it is waited for."""
         try:
             response = self.get(request)
         except CallFailed as error:
-            return Asked.failed(error)
-        return Asked(lambda: response)
+            return CallAhead.failed(error)
+        return CallAhead(lambda: response)
 
     def _table(self, name: str) -> Table:
         if name not in self.tables:

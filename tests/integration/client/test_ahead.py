@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from anabranch.client import SyncedDb
-from anabranch.client.asked import Asked
+from anabranch.client.call_ahead import CallAhead
 from anabranch.client.remote import RemoteDb
 from anabranch.testkit import waiting
 from anabranch.v1 import change_pb2
@@ -41,7 +41,7 @@ def test_pages_are_asked_for_ahead_and_come_in_their_order(
     asked: list[bytes] = []
     get_ahead = RemoteDb.get_ahead
 
-    def noted(remote: RemoteDb, request: change_pb2.GetRequest) -> Asked[change_pb2.GetResponse]:
+    def noted(remote: RemoteDb, request: change_pb2.GetRequest) -> CallAhead[change_pb2.GetResponse]:
         asked.append(request.page_token)
         return get_ahead(remote, request)
 

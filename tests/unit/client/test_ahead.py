@@ -13,7 +13,7 @@ import grpc
 import pytest
 
 from anabranch.client import CallFailed, SyncedDb
-from anabranch.client.asked import Asked
+from anabranch.client.call_ahead import CallAhead
 from anabranch.client.errors import WrongPrincipal
 from anabranch.client.queue import settle
 from anabranch.client.reading import sums
@@ -52,18 +52,18 @@ class Told:
             raise self.fails[number]
         return self._get(request)
 
-    def _ahead(self, request: change_pb2.GetRequest) -> Asked[change_pb2.GetResponse]:
+    def _ahead(self, request: change_pb2.GetRequest) -> CallAhead[change_pb2.GetResponse]:
         number = len(self.requests) + 1
         try:
             response = self._now(request)
         except CallFailed as error:
-            return Asked.failed(error)
+            return CallAhead.failed(error)
 
         def answer() -> change_pb2.GetResponse:
             self.all.append(f"answer {number}")
             return response
 
-        return Asked(answer, lambda: self.all.append(f"cancel {number}"))
+        return CallAhead(answer, lambda: self.all.append(f"cancel {number}"))
 
     def _reached(self, point: str) -> None:
         if point == "before_apply":

@@ -11,7 +11,7 @@ import pytest
 from anabranch.client import SyncedDb
 from anabranch.client.reading import sums
 from anabranch.merge import MutationType, Policy
-from anabranch.testkit.file_statements import Statements, counted
+from anabranch.testkit.file_statements import FileStatements, counted
 from anabranch.testkit.memory_messages import AnswerStream
 from anabranch.testkit.memory_remote import MemoryRemote
 from anabranch.testkit.memory_server import MemoryServer, MemoryTable
@@ -35,7 +35,7 @@ class Following(MemoryRemote):
     has how many statements each message has cost, to the moment when the next one is asked for."""
 
     changes: tuple[int, ...] = ()
-    statements: Statements
+    statements: FileStatements
     ran: list[int]
 
     def subscribe(self, request: change_pb2.SubscribeRequest) -> Any:

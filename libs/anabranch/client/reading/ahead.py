@@ -26,7 +26,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from operator import attrgetter
 
-from anabranch.client.asked import Asked
+from anabranch.client.call_ahead import CallAhead
 from anabranch.client.file import state
 from anabranch.client.file.state import FileState
 from anabranch.client.remote import RemoteDb
@@ -44,7 +44,7 @@ class Ahead:
     def __init__(self, remote: RemoteDb, report: Callable[[FileState], position_pb2.NodeState]) -> None:
         self._remote = remote
         self._report = report
-        self._asked: tuple[bytes, FileState, Asked[change_pb2.GetResponse]] | None = None
+        self._asked: tuple[bytes, FileState, CallAhead[change_pb2.GetResponse]] | None = None
 
     def page(self, current: FileState, token: bytes) -> tuple[change_pb2.GetResponse, FileState]:
         """The page at ``token``, or after the cursor where that is empty, and the state that was presented for it.

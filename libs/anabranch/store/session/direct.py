@@ -44,7 +44,7 @@ _OK = frozenset({ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK, ExecStatus.EMPTY_Q
 _BOTH = select.POLLIN | select.POLLOUT
 
 
-class Answer:
+class Reply:
     """The answer to a statement. The first question to it waits for all that was sent; each row is given once."""
 
     __slots__ = ("_at", "_conn", "_result", "_rows")
@@ -98,7 +98,7 @@ class Answer:
         return iter(self.fetchall())
 
 
-class _Prepared(Answer):
+class _Prepared(Reply):
     """The answer to a Parse: where it failed, the statement is not prepared."""
 
     __slots__ = ("_key",)
@@ -112,7 +112,7 @@ class _Prepared(Answer):
             self._conn.forget_one(self._key)
 
 
-class _Forgotten(Answer):
+class _Forgotten(Reply):
     """The answer to the command that has Postgres forget all prepared statements."""
 
     __slots__ = ()
@@ -132,7 +132,7 @@ class DirectConnection(PlainConnection):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._awaited: list[Answer] = []
+        self._awaited: list[Reply] = []
         self._syncs = 0
         self._unsynced = False
         self._depth = 0
@@ -152,7 +152,7 @@ class DirectConnection(PlainConnection):
 
     # Statements.
 
-    def ask(self, statement: bytes, parameters: Sequence[Parameter]) -> Answer:
+    def ask(self, statement: bytes, parameters: Sequence[Parameter]) -> Reply:
         """Put a statement with binary parameters (``$1``) and binary results.
 
         Raises:
@@ -174,7 +174,7 @@ class DirectConnection(PlainConnection):
         form = Format.BINARY if binary else Format.TEXT
         return self._put((statement, tuple(dump.types or ())), values, dump.formats, form)
 
-    def _put(self, key: _Key, values: Any, formats: Any, form: Format) -> Answer:
+    def _put(self, key: _Key, values: Any, formats: Any, form: Format) -> Reply:
         if not self._unsynced:
             self._begin()
         name = self._names.get(key)
@@ -183,7 +183,7 @@ class DirectConnection(PlainConnection):
         else:
             self._names.move_to_end(key)
         self.pgconn.send_query_prepared(name, values, formats, form)
-        answer = Answer(self)
+        answer = Reply(self)
         self._awaited.append(answer)
         if not self._depth:
             self.settle()
@@ -198,7 +198,7 @@ class DirectConnection(PlainConnection):
             pgconn.enter_pipeline_mode()
         self._unsynced = True
         if not self._awaited and not self.autocommit and pgconn.transaction_status == TransactionStatus.IDLE:
-            self._simple(_BEGIN, Answer(self))
+            self._simple(_BEGIN, Reply(self))
         if self._stale and pgconn.transaction_status != TransactionStatus.INERROR:
             self._stale = False
             self._simple(b"deallocate all", _Forgotten(self))
@@ -207,14 +207,14 @@ class DirectConnection(PlainConnection):
         if self.pgconn.status == ConnStatus.BAD:
             raise psycopg.OperationalError("the connection is closed")
 
-    def _simple(self, command: bytes, answer: Answer) -> None:
+    def _simple(self, command: bytes, answer: Reply) -> None:
         self.pgconn.send_query_params(command, None)
         self._awaited.append(answer)
 
     def _prepare(self, key: _Key) -> bytes:
         while len(self._names) >= self.prepared_most:
             _, oldest = self._names.popitem(last=False)
-            self._simple(b"deallocate " + oldest, Answer(self))
+            self._simple(b"deallocate " + oldest, Reply(self))
         self._number += 1
         name = self._names[key] = b"direct_%d" % self._number
         self.pgconn.send_prepare(name, *key)

@@ -12,7 +12,7 @@ from anabranch.client.errors import ClientError
 M = TypeVar("M", bound=Message)
 
 
-class Asked(Generic[M]):
+class CallAhead(Generic[M]):
     """A call that was begun. Its deadline counts from then on, and it ends by its answer, by ``cancel``, or where the
     remote is closed."""
 
@@ -21,7 +21,7 @@ class Asked(Generic[M]):
         self._cancel = cancel
 
     @classmethod
-    def failed(cls, error: ClientError) -> Asked[M]:
+    def failed(cls, error: ClientError) -> CallAhead[M]:
         """A call that could not be begun: its answer is the error. What was received before it can still be used."""
 
         def raised() -> M:
