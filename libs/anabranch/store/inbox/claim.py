@@ -27,7 +27,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime
 from types import MappingProxyType
 from typing import Any, Generic, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
@@ -42,7 +41,7 @@ from anabranch.store.session.engine import CONNECT_S, SessionOptions, connect_as
 from anabranch.store.session.listening import database_of
 from anabranch.store.session.own_locks import MAKE_CLAIMS, TRY_CLAIM
 from anabranch.store.session.patience import bear
-from anabranch.values.postgres_binary import text
+from anabranch.values.postgres_binary import int8, text
 
 Connection = psycopg.Connection[Any]
 
@@ -108,7 +107,7 @@ select pg_catalog.set_config('statement_timeout', $1::text, true),
 """
 
 SILENT_CLAIMS = b"""
-select a.pid, a.backend_start, a.state_change
+select a.pid, a.backend_start::text, a.state_change::text
 from anabranch.claims c
 join pg_catalog.pg_locks l on l.locktype = 'transactionid' and l.granted and l.transactionid = c.xmax
 join pg_catalog.pg_stat_activity a on a.pid = l.pid
@@ -116,9 +115,9 @@ where c.xmax <> '0'::pg_catalog.xid
   and a.state <> 'idle' and a.wait_event = 'ClientRead' and a.pid <> pg_catalog.pg_backend_pid()
 """
 
-END_SESSION = """
+END_SESSION = b"""
 select pg_catalog.pg_terminate_backend(a.pid) from pg_catalog.pg_stat_activity a
-where a.pid = %(pid)s and a.backend_start = %(start)s and a.state_change = %(change)s
+where a.pid = $1::int8 and a.backend_start::text = $2::text and a.state_change::text = $3::text
   and a.state <> 'idle' and a.wait_event = 'ClientRead'
 """
 
@@ -249,11 +248,11 @@ def longer(conn: Connection, statement_ms: int) -> Iterator[None]:
 
 class SilentClaim(NamedTuple):
     """A session that holds a claim and waits for its client. ``change`` is when its last statement began or ended; the
-    moments are Postgres's, and only compared with one another."""
+    moments are texts of Postgres's, and only compared with one another."""
 
     pid: int
-    start: datetime
-    change: datetime
+    start: str
+    change: str
 
 
 def silent_claims(conn: Connection) -> list[SilentClaim]:
@@ -267,7 +266,8 @@ def end_session(conn: Connection, claim: SilentClaim) -> None:
     Raises:
         psycopg.errors.InsufficientPrivilege: it belongs to another role.
     """
-    conn.execute(END_SESSION, claim._asdict())
+    parameters = [int8(claim.pid), text(claim.start), text(claim.change)]
+    run(conn, END_SESSION, parameters)
 
 
 def open_listener(url: str, options: SessionOptions) -> Connection:
