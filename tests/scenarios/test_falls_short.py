@@ -86,6 +86,7 @@ def test_what_is_true_holds(runner: Runner, tmp_path: Path) -> None:
     assert run(runner, tmp_path, TRUE) == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("expect", "told"),
     [
@@ -123,6 +124,7 @@ def test_what_is_not_true_falls_short(told_world: World, tmp_path: Path, expect:
     assert told in told_world.ids.told(str(caught.value))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("more", "expect", "told"),
     [

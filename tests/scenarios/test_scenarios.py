@@ -25,7 +25,7 @@ HEAVY = frozenset(
 )
 """Stories with much data or many nodes, with services that die, or with batches that wait or fail until they are given
 up."""
-QUICK_UP_TO = 50
+QUICK_UP_TO = 30
 """The first stories are told by `make test`; those behind them, of audiences, of tables that change and of rarer ways
 to the same ends, by `make test-slow`."""
 FILES = sorted(Path(__file__).parent.glob("*.yaml"))
