@@ -22,6 +22,7 @@ from anabranch.store.lake.compactions import NotPublishedError
 from anabranch.store.session.availability import is_unavailable
 from anabranch.store.session.engine import connect
 from anabranch.store.session.told import told
+from anabranch_compactor.altered import AlteredWhileReadError
 from anabranch_compactor.compact import Options, compact
 from anabranch_compactor.config import CompactorSettings
 from anabranch_compactor.files.lake_files import RootError
@@ -45,6 +46,7 @@ REASONS: dict[type[Exception], str] = {
     PlanError: "LOG_CUT",
     RootError: "NO_ROOT",
     ProofError: "PROOF_FAILED",
+    AlteredWhileReadError: "ALTERED_WHILE_READ",
     NotPublishedError: "NOT_PUBLISHED",
 }
 
@@ -89,7 +91,7 @@ def run(sessions: Sessions) -> bool:
             for name in names:
                 try:
                     outcome = compact(spark, name, options)
-                except (PlanError, ProofError, NotPublishedError) as error:
+                except (PlanError, ProofError, AlteredWhileReadError, NotPublishedError) as error:
                     # It is one database's: the others have theirs compacted.
                     _print_failure(error)
                     failed = True

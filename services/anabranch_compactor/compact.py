@@ -30,13 +30,14 @@ from anabranch.runtime import metrics
 from anabranch.runtime.telemetry import span
 from anabranch.store.lake import compactions as store
 from anabranch.store.session.engine import connect
+from anabranch_compactor.altered import require_unaltered
 from anabranch_compactor.base import base_sum, first_base, live_sums, replaced_sums, require_gone, with_delta
 from anabranch_compactor.files.lake_files import LakeFiles
 from anabranch_compactor.files.orphans import needed, remove_orphans
 from anabranch_compactor.files.written import Parts
 from anabranch_compactor.merge import merged
 from anabranch_compactor.plan import FormerPlan, Plan, TablePlan, planned
-from anabranch_compactor.prove import Proven, prove, require, require_positions, total_of
+from anabranch_compactor.prove import ProofError, Proven, prove, require, require_positions, total_of
 from anabranch_compactor.run import Run, lake_folder
 from anabranch_compactor.units import Unit, units_of
 from anabranch_compactor.write import write
@@ -91,6 +92,7 @@ def compact(spark: Callable[[], SparkSession], db_name: str, options: Options) -
         PlanError: the log can't be compacted as it is.
         RootError: there can be no files below the root.
         ProofError: the written files are not what the log says.
+        AlteredWhileReadError: a type was altered while rows of its table were read.
         NotPublishedError: another run was published meanwhile.
     """
     with span("compact") as whole:
@@ -194,6 +196,7 @@ def _table(run: Run, name: str, units: Sequence[Unit], parts: Parts, proven: Seq
 
     Raises:
         ProofError: they are not what the log, or the table sum, says.
+        AlteredWhileReadError: a type was altered while rows of the table were read.
     """
     table, files, plan = run.plan.tables[name], run.plan.files_of(name), run.plan
     mine = {number for number, unit in enumerate(units) if unit.shape is table.shape}
@@ -204,7 +207,11 @@ def _table(run: Run, name: str, units: Sequence[Unit], parts: Parts, proven: Seq
     require_positions(f"the base of {name}", rows, first, plan.upto)
     if table.extent is not None:
         buckets = next(unit.buckets for unit in units if unit.what == BASE and unit.shape is table.shape)
-        base = first_base(name, buckets, rows, table.table_sum)
+        try:
+            base = first_base(name, buckets, rows, table.table_sum)
+        except ProofError:
+            require_unaltered(run.url, plan.database, name)
+            raise
     elif base is not None:
         replaced = [one for one in parts.replaced if one.unit in mine]
         require_gone(name, rows, replaced)

@@ -10,6 +10,7 @@ from anabranch.store.ddl.markers import ANY_WAITING, is_any_waiting
 from anabranch.store.ddl.notice import notice
 from anabranch.store.session.engine import connect
 from anabranch.v1 import snapshot_pb2
+from anabranch_compactor.altered import AlteredWhileReadError, require_unaltered
 
 from .conftest import World
 
@@ -251,6 +252,23 @@ def test_a_marker_of_somebody_who_looked_while_a_table_was_dropped_does_not_brin
     assert (list(told.dropped), list(told.created)) == (["job"], ["job~2"])
     assert drift(world.conn, world.database) == []
     assert world.markers() == []
+
+
+def test_whoever_has_read_rows_is_told_that_a_type_was_altered_meanwhile(world: World) -> None:
+    world.sql("create type app.mood as enum ('good')")
+    with_job = world.database
+    require_unaltered(world.url, with_job, "job")
+    world.sql("alter table app.job add column mood app.mood")
+    world.follow()
+    database = world.database
+    require_unaltered(world.url, database, "job")
+    world.sql("alter type app.mood rename value 'good' to 'fine'")
+    with pytest.raises(AlteredWhileReadError, match="a type of table job of ours was altered"):
+        require_unaltered(world.url, database, "job")
+    world.follow()
+    with pytest.raises(AlteredWhileReadError):
+        require_unaltered(world.url, database, "job")
+    require_unaltered(world.url, world.database, "job")
 
 
 def test_a_table_that_is_set_aside_gives_way_to_one_that_has_its_name(world: World) -> None:

@@ -14,7 +14,7 @@ import psycopg
 
 from anabranch.store.cells.binary_cells import is_built_in
 from anabranch.store.session import binary
-from anabranch.store.session.engine import AsyncSession
+from anabranch.store.session.engine import AsyncSession, Session
 from anabranch.values import Table
 from anabranch.values.postgres_binary import int8, text
 
@@ -66,11 +66,23 @@ async def unreadable(conn: AsyncSession, numbers: Iterable[int]) -> list[str]:
 async def is_altered(conn: AsyncSession, table: Table, changed_position: int) -> bool:
     """Whether a table was altered since the schema change at ``changed_position``, its last one by then, or is gone. Of
     a table whose types are Postgres's own nothing is asked: its lock keeps it as it is. Raises psycopg.Error."""
-    if all(is_built_in(column.postgres_type) for column in table.columns):
+    if _is_fixed(table):
         return False
     cursor = _cursor(conn)
     await cursor.execute(_IS_ALTERED, [int8(table.id), int8(changed_position)])
     return await cursor.fetchone() is None
+
+
+def was_altered(conn: Session, table: Table, changed_position: int) -> bool:
+    """``is_altered`` for a session that blocks."""
+    if _is_fixed(table):
+        return False
+    return binary.run(conn, _IS_ALTERED, [int8(table.id), int8(changed_position)]).fetchone() is None
+
+
+def _is_fixed(table: Table) -> bool:
+    """Whether its lock keeps a table as it is, since all its types are Postgres's own."""
+    return all(is_built_in(column.postgres_type) for column in table.columns)
 
 
 def _cursor(conn: AsyncSession) -> psycopg.AsyncRawCursor[tuple[Any, ...]]:
