@@ -47,7 +47,7 @@ def test_a_thousand_subscriptions_that_arrive_and_take_nothing_slow_no_neighbour
         for _ in range(ROUNDS):
             streams: list[Any] = [greedy[number % CONNECTIONS].subscribe() for number in range(STREAMS)]
             time.sleep(ROUND_S)  # in which they begin; what they get is not looked at
-            until(lambda: pair.metric("anabranch_open_streams") >= STREAMS // 2, 30, "no flood")
+            until(lambda: pair.metric("anabranch_open_streams") >= STREAMS // 2, 30 * load(), "no flood")
             for stream in streams:
                 stream.cancel()
     for reader in (*greedy, neighbour):
