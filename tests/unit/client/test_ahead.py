@@ -187,6 +187,25 @@ def test_nothing_is_asked_for_ahead_of_a_page_that_changes_tables(
     assert device.execute("SELECT subject FROM todo WHERE id = 'k4'").fetchone() == ("after",)
 
 
+@pytest.mark.parametrize(
+    ("page", "asked"),
+    [
+        (change_pb2.Page(), True),
+        (change_pb2.Page(audiences=change_pb2.Audiences(values=["team:a"])), False),
+        (change_pb2.Page(groups=[change_pb2.Group(audience_change=change_pb2.AudienceChange(lost=["team:a"]))]), False),
+        (change_pb2.Page(groups=[change_pb2.Group(schema_change=b"change")]), False),
+    ],
+)
+def test_nothing_is_asked_for_ahead_of_a_page_that_changes_what_is_presented(
+    device: SyncedDb, told: Told, page: change_pb2.Page, asked: bool
+) -> None:
+    reader = device._reader
+    pages = Ahead(reader._remote, reader._report.of)
+    pages.ahead(device._file.current(), page, b"next")
+    pages.drop()
+    assert told.all == (["ask 1", "cancel 1"] if asked else [])
+
+
 def test_an_error_while_a_page_is_applied_ends_the_call_ahead(
     device: SyncedDb, remote: MemoryRemote, told: Told
 ) -> None:

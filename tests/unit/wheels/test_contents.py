@@ -6,8 +6,8 @@ import tomllib
 
 from .environments import ROOT, TOOL, Wheel, metadata, requirements
 
-MOST_LINES = 19_300
-MOST_KB = 370
+MOST_LINES = 18_900
+MOST_KB = 360
 """The most that a device's wheel has: lines of Python, and kilobytes as it travels."""
 WORKSPACE = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
@@ -54,7 +54,7 @@ def test_import_rules_name_what_the_wheels_hold() -> None:
     for name in TOOL.WHEELS:
         settings = tomllib.loads((ROOT / "wheels" / name / "pyproject.toml").read_text())
         listed = settings["tool"]["hatch"]["build"]["targets"]["wheel"]["hooks"]["custom"]["files"]
-        named = [file.partition("/")[2].removesuffix(".py").replace("/", ".") for file in listed]
+        named = [file.partition("/")[2].removesuffix(".pyi").removesuffix(".py").replace("/", ".") for file in listed]
         held[name] = {module for module in named if not module.endswith(("__init__", "py.typed"))}
     # Of a package that a device has, a server has some modules for itself: a device that is installed alone shows that
     # it needs none of them.

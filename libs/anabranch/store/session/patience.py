@@ -120,9 +120,8 @@ class PatientConnection(psycopg.Connection[Any], Silence):
         Raises:
             SilentServerError: there was no answer; the session is closed.
         """
+        self.require_trust()
         try:
-            if self.given_up is not None:
-                raise SilentServerError(self.given_up)
             return super().wait(_watched(self, self, gen), _tick_s(interval, timeout), timeout)
         except SilentServerError:
             self.close()
