@@ -192,8 +192,13 @@ def test_nothing_is_asked_for_ahead_of_a_page_that_changes_tables(
     [
         (change_pb2.Page(), True),
         (change_pb2.Page(audiences=change_pb2.Audiences(values=["team:a"])), False),
-        (change_pb2.Page(groups=[change_pb2.Group(audience_change=change_pb2.AudienceChange(lost=["team:a"]))]), False),
-        (change_pb2.Page(groups=[change_pb2.Group(schema_change=b"change")]), False),
+        (
+            change_pb2.Page(
+                groups=[change_pb2.LoggedGroup(audience_change=change_pb2.AudienceChange(lost=["team:a"]))]
+            ),
+            False,
+        ),
+        (change_pb2.Page(groups=[change_pb2.LoggedGroup(schema_change=b"change")]), False),
     ],
 )
 def test_nothing_is_asked_for_ahead_of_a_page_that_changes_what_is_presented(
