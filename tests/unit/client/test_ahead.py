@@ -206,7 +206,7 @@ def test_nothing_is_asked_for_ahead_of_a_page_that_changes_what_is_presented(
 ) -> None:
     reader = device._reader
     pages = Ahead(reader._remote, reader._report.of)
-    pages.ahead(device._file.current(), page, b"1")
+    pages.ahead(device._file.current(), page, b"0 2")
     pages.drop()
     assert told.all == (["ask 1", "cancel 1"] if asked else [])
 
