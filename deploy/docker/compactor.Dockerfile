@@ -6,6 +6,8 @@ ARG BASE=python:3.13-slim-bookworm
 FROM ${BASE} AS build
 # Secrets, where `make images` gives them: how to reach a package index from here.
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_CONFIG_FILE=/run/secrets/pip.conf
+# Symbols for debuggers are a fifth of all packages.
+RUN command -v strip >/dev/null || (apt-get update -q && apt-get install -q -y --no-install-recommends binutils)
 RUN python3 -m venv /opt/anabranch
 COPY requirements-build.lock deploy/docker/compactor.lock /build/
 # pyspark is published as source only; it holds jars and Python and compiles nothing.
@@ -24,15 +26,18 @@ RUN /opt/anabranch/bin/pip install --no-deps --no-build-isolation /build/source/
         hatchling packaging pathspec pluggy setuptools tomlkit trove-classifiers uv wheel pip \
     && cd /opt/anabranch/lib/python3*/site-packages \
     && rm -r pandas/tests numpy/*/tests pyspark/data pyspark/examples \
+        pyspark/ml pyspark/mllib pyspark/pandas pyspark/pipelines sqlalchemy/testing \
         pyarrow/include pyarrow/includes pyarrow/src pyarrow/tests pyarrow/*flight* \
         pyarrow/libarrow_python.so pyarrow/libarrow_python.so.*.* \
     && cd pyspark/jars \
     && rm -r connect-repl rocksdbjni-*.jar \
-        algebra_* arpack* blas-* breeze* cats-kernel_* lapack-* spire* spark-mllib* spark-graphx_* \
+        JTransforms-* algebra_* arpack* blas-* breeze* cats-kernel_* lapack-* spire* spark-mllib* spark-graphx_* \
         datanucleus-* derby* hive-beeline-* hive-cli-* hive-common-* hive-exec-* hive-jdbc-* hive-metastore-* hive-serde-* \
         hive-service-* hive-shims-* javax.jdo-* jdo-api-* libfb303-* spark-hive_* spark-hive-thriftserver_* \
         scala-compiler-* spark-connect_* spark-pipelines_* spark-repl_* spark-yarn_* \
         *-osx-*.jar *-windows-*.jar *-riscv64.jar \
+    && find /opt/anabranch/lib \( -name '*.so*' -o -path '*/java-runtime/bin/*' \) -type f \
+        -exec strip --strip-unneeded {} + \
     && /opt/anabranch/bin/python -m compileall -q -j 1 /opt/anabranch/lib \
     && mkdir /var/lib/anabranch \
     && echo "anabranch:x:10001:10001::/tmp:/usr/sbin/nologin" >>/etc/passwd

@@ -25,7 +25,6 @@ COMMAND_S = 300.0
 UID = 20_000 + secrets.randbelow(40_000)
 NAMED_UID = 10_001
 """The images' own. Only the compactor's knows it by a name."""
-SHELLS = ("/bin/sh", "/bin/bash", "/bin/dash")
 
 
 def version() -> str:
@@ -72,7 +71,7 @@ def without_rights(
 ) -> list[str]:
     """Options of `docker run` for one of compose's services: its restrictions, and none of its names.
 
-    ``mounts``: values of ``--volume``. Only the service image is kept from its shells: Spark is started by one.
+    ``mounts``: values of ``--volume``.
     """
     one = COMPOSE["services"][service]
     assert one["read_only"] is True
@@ -81,9 +80,7 @@ def without_rights(
     options += [f"--security-opt={each}" for each in one["security_opt"]]
     options += [f"--tmpfs={each}" for each in one["tmpfs"]]
     options += [part for name in environment for part in ("--env", name)]
-    hidden = [f"/dev/null:{shell}:ro" for shell in SHELLS] if service != "compactor" else []
-    options += [f"--volume={each}" for each in (*hidden, *mounts)]
-    return options
+    return options + [f"--volume={each}" for each in mounts]
 
 
 def run(

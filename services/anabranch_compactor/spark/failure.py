@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 
-_PYTHON = "org.apache.spark.api.python.PythonException"
+_PYTHON = re.compile(r"org\.apache\.spark\.api\.python\.PythonException|^An exception was thrown from the Python worker")
+"""Of a task's Python process, in Java's words and, where a query failed at once, in PySpark's."""
 _CAUSE = re.compile(r"^\s*(?:Caused by: |: )?((?:[A-Za-z_][\w$]*\.)+[A-Z][\w$]*)(?:: (.*))?$")
 """A line that begins a Java exception: its class, and the first line of its message."""
 _RAISED = re.compile(r"^([A-Za-z_][\w.]*)(?::|$)")
@@ -45,7 +46,7 @@ def reason(text: str) -> str:
 
 def _raised_in_task(text: str) -> str:
     """The type of the exception that ended a task's Python process, if one did."""
-    if _PYTHON not in text:
+    if not _PYTHON.search(text):
         return ""
     traceback = text.rpartition("Traceback (most recent call last):")[2]
     for line in traceback.splitlines()[1:]:

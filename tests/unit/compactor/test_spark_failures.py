@@ -32,6 +32,11 @@ Caused by: org.apache.spark.api.python.PythonException: Traceback (most recent c
     process()
 psycopg.errors.InvalidTextRepresentation: invalid input syntax for type integer: "a secret"
 """
+OF_A_QUERY = """An exception was thrown from the Python worker:
+Traceback (most recent call last):
+  File "/opt/worker.py", line 1, in main
+    process()
+PermissionError: [Errno 13] Permission denied: '/lake/a secret'"""
 LOST = """An error occurred while calling o98.collectToPython.
 : org.apache.spark.SparkException: Job aborted due to stage failure: Task 1 in stage 1.0 failed 4 \
 times, most recent failure: Lost task 1.3 in stage 1.0 (TID 9) (10.1.0.9 executor 4): \
@@ -47,6 +52,7 @@ Driver stacktrace:
     [
         (REFUSED, "UnknownHostException: kubernetes.default.svc: Name or service not known"),
         (IN_A_TASK, "psycopg.errors.InvalidTextRepresentation in a task"),
+        (OF_A_QUERY, "PermissionError in a task"),
         (
             LOST,
             "executors were lost: The executor with id 4 exited with exit code 137(SIGKILL, possible container OOM).",
