@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-_PYTHON = re.compile(r"org\.apache\.spark\.api\.python\.PythonException|^An exception was thrown from the Python worker")
+_PYTHON = re.compile(r"org\.apache\.spark\.api\.python\.PythonException|^An exception was thrown from the Python ")
 """Of a task's Python process, in Java's words and, where a query failed at once, in PySpark's."""
 _CAUSE = re.compile(r"^\s*(?:Caused by: |: )?((?:[A-Za-z_][\w$]*\.)+[A-Z][\w$]*)(?:: (.*))?$")
 """A line that begins a Java exception: its class, and the first line of its message."""
