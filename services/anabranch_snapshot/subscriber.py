@@ -3,8 +3,8 @@
 States of a *subscriber* (one call of Subscribe):
 
 * *catching up*: it reads pages for itself, from its own place, and holds no more than the one page that it is sending.
-* *live*: it follows the tail. Pages wait in its queue until its client takes them, in the order of the log; ``next``
-  is where the last of them ends.
+* *live*: it follows the tail. Pages wait in its queue until its client takes them, in the order of the log, those that
+  wait as one; ``next`` is where the last of them ends.
 * *overflowed*: its client is too slow, and the queue grew beyond ``subscriber_queue_bytes``; or the tail went past a
   place where it does not stand. The queue is dropped, and it catches up again from the last page that it sent, so that
   nothing is sent twice or left out.
@@ -20,6 +20,9 @@ from dataclasses import dataclass
 from anabranch.store.log.history import SeenGroup
 from anabranch_snapshot.page_tokens import Place
 
+JOINED_BYTES = 256 * 1024
+"""The most that responses have which are joined to one."""
+
 
 @dataclass(frozen=True, slots=True)
 class Shared:
@@ -33,6 +36,11 @@ class Shared:
 
     def __len__(self) -> int:
         return len(self.data)
+
+    @property
+    def is_heartbeat(self) -> bool:
+        """Whether nothing of the log is in it."""
+        return self.start == self.end
 
 
 class Subscriber:
@@ -58,8 +66,7 @@ class Subscriber:
                 return True
             self._overflow()
             return False
-        heartbeat = shared.start == shared.end
-        if heartbeat and self._queue:
+        if shared.is_heartbeat and self._queue:
             return True
         if self._queue and self._bytes + len(shared.data) > self._room:
             self._overflow()
@@ -81,13 +88,30 @@ class Subscriber:
             if self._overflowed:
                 return None
             if self._queue:
-                shared = self._queue.popleft()
-                self._bytes -= len(shared.data)
-                return shared
+                return self._joined()
             if self._failure is not None:
                 raise self._failure
             self._waiting = asyncio.get_running_loop().create_future()
             await self._waiting
+
+    def _joined(self) -> Shared:
+        """What waits, as one response: a message costs gRPC the same whatever its size, so that whoever is behind is
+        caught up with fewer of them. The bytes of several messages of a kind one after the other are those of one that
+        has the repeated fields of all, and of other fields the last."""
+        first = last = self._queue.popleft()
+        parts, size = [first.data], len(first.data)
+        # The sums of a heartbeat are those of its own place; and a group that is split over pages stays split.
+        while (
+            self._queue
+            and not last.is_heartbeat
+            and last.end.cursor.between_groups
+            and size + len(self._queue[0].data) <= JOINED_BYTES
+        ):
+            last = self._queue.popleft()
+            parts.append(last.data)
+            size += len(last.data)
+        self._bytes -= size
+        return first if last is first else Shared(first.start, last.end, b"".join(parts), last.known)
 
     def _overflow(self) -> None:
         self._queue.clear()
