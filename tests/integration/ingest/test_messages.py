@@ -71,7 +71,7 @@ class Line:
         return caught.value
 
     def rest(self) -> list[verdict_pb2.Verdict]:
-        """What comes until the server ends the stream, in good order."""
+        """The verdicts until the server ends the stream, in good order."""
         return [verdict for response in self._call for verdict in response.verdicts]
 
 
