@@ -104,6 +104,7 @@ def test_writes_share_one_stream_and_come_in_their_order(desk: Desk) -> None:
     assert desk.kinds() == ["online"]
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("way", ["killed", "drained"])
 def test_an_ingest_that_goes_under_messages_loses_and_doubles_nothing(desk: Desk, way: str) -> None:
     stop = threading.Event()
@@ -117,7 +118,7 @@ def test_an_ingest_that_goes_under_messages_loses_and_doubles_nothing(desk: Desk
     desk.write(3)
     writer.start()
     try:
-        for _ in range(3):
+        for _ in range(2):
             before = desk.made
             (desk.stack.kill if way == "killed" else desk.stack.terminate)("ingest")
             desk.stack.start("ingest")
@@ -126,7 +127,7 @@ def test_an_ingest_that_goes_under_messages_loses_and_doubles_nothing(desk: Desk
         stop.set()
         writer.join()
     desk.check()
-    assert desk.remote.made["send_stream"] >= 3
+    assert desk.remote.made["send_stream"] >= 2
 
 
 def test_a_revoked_key_stops_the_messages_and_keeps_the_queue(desk: Desk) -> None:
