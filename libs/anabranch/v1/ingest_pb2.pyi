@@ -101,9 +101,8 @@ Global___SendResponse: _TypeAlias = SendResponse  # noqa: Y015
 
 @_typing.final
 class SendStreamRequest(_message.Message):
-    """A part of a flush. The first request of a stream names the call, the others may leave that out. One that names it
-    all the same, token included, is judged as a call of its own: its token, the position that its node has seen, its
-    rules and its rate. It is of the same node, whose token stays as it is.
+    """A part of a flush. The first request of a stream names the call, the others may leave that out. One that names it,
+    token included, is judged as a call of its own by the same node, whose token stays as it is.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

@@ -1,12 +1,10 @@
 """One open stream for the small writes of a device at work, in place of a call for each.
 
 State model. A stream is *open*, then *over*: it was left or idle, or server or network ended it. One message at a time
-waits for its verdicts. ``LiveSends`` makes *calls* where the last answer is old or a stream has just failed, else it
-*streams*. *Suspect*: a stream gave no answer, so a call is made; if that is answered, streams are avoided for a while,
-each time for longer: the server has none, or what stands before it holds them back.
-
-A message is a call in all but its transport. A failure before any answer on its stream that is no judgement is a
-stream's; every other is the call's own.
+waits for its verdicts; it is a call in all but its transport. ``LiveSends`` makes *calls* where the last answer is old
+or a stream has just failed, else it *streams*. *Suspect*: a stream failed before it gave an answer, and was not judged,
+so a call is made; if that is answered, streams are avoided for a while: the server has none, or what stands before it
+holds them back.
 """
 
 from __future__ import annotations
@@ -28,8 +26,7 @@ _SMALL_BYTES = SLOWEST_BYTES_PER_S  # Larger ones are calls, whose deadline grow
 _LIVE_S = 10.0
 _ANSWER_S = 5.0  # The call that is made then waits for as long as any.
 _IDLE_S = 30.0  # Below the minute after which balancers end what is idle.
-_AVOID_S = 60.0
-_AVOID_MOST_S = 3600.0
+_AVOID_S = 600.0
 _tracer = trace.get_tracer("anabranch.client")
 
 
@@ -77,7 +74,6 @@ class LiveSends:
         self._stream: _Stream | None = None
         self._answered_s = float("-inf")
         self._suspect = False
-        self._avoided = 0
         self._avoid_until_s = 0.0
 
     def takes(self, size: int) -> bool:
@@ -97,9 +93,8 @@ class LiveSends:
         """Note that a call was answered."""
         self._answered_s = time.monotonic()
         if self._suspect:
-            longest_s = min(_AVOID_MOST_S, _AVOID_S * 2**self._avoided)
-            self._avoid_until_s = self._answered_s + random.uniform(0.5, 1.0) * longest_s
-            self._avoided, self._suspect = self._avoided + 1, False
+            self._avoid_until_s = self._answered_s + random.uniform(_AVOID_S / 2, _AVOID_S)
+            self._suspect = False
 
     def exchange(self, request: SendStreamRequest, timeout_s: float) -> SendStreamResponse | None:
         """Send a message, opening a stream where none is, and wait for its verdicts. Return all that came, or None.
@@ -123,9 +118,8 @@ class LiveSends:
                 raise
             self._suspect = True
         finally:
-            if done:
-                self._answered_s, self._avoided = time.monotonic(), 0
-            else:
+            self._answered_s = time.monotonic()
+            if not done:
                 self.close()
         return answer if answer.HasField("state") else None
 

@@ -232,12 +232,10 @@ class Sender:
         what opens a stream gets a new token: nothing is kept of a message."""
         first_id = "" if self._live.is_open() else batches[0].id
         current, request = self._begin(ingest_pb2.SendStreamRequest, batches, first_id)
-        answer = self._live.exchange(request, timeout_s)
-        if answer is None:
-            return False
-        judged = current if first_id or answer.node_token else None
-        self._answer(answer.node_token, answer.verdicts, answer.state, judged)
-        return True
+        if answer := self._live.exchange(request, timeout_s):
+            judged = current if first_id or answer.node_token else None
+            self._answer(answer.node_token, answer.verdicts, answer.state, judged)
+        return answer is not None
 
     def _stream(self, before: str, timeout_s: float) -> None:
         first = statements.unsent(self._file.reader(), "", 1, 1, before)[0]
