@@ -14,16 +14,18 @@ import tenacity
 from anabranch.clock import Clock
 from anabranch.runtime import metrics
 from anabranch.runtime.calls.limits import RateLimit
+from anabranch.runtime.credentials.principal import require_database
 from anabranch.runtime.errors import CallError
+from anabranch.runtime.telemetry import current_traceparent
 from anabranch.store.inbox.append import Arrival, Load, load_of
 from anabranch.store.inbox.notified import open_verdicts
 from anabranch.store.inbox.verdicts import Key, SettledHead, decided
 from anabranch.store.nodes.tokens import Call
 from anabranch.store.session.availability import is_unavailable
 from anabranch.store.session.listening import Heard, hear, open_listener
-from anabranch.v1 import errors_pb2
+from anabranch.v1 import errors_pb2, ingest_pb2
 from anabranch_ingest.append import Appender
-from anabranch_ingest.calls import Opening
+from anabranch_ingest.calls import Opening, open_call
 from anabranch_ingest.config import IngestSettings
 from anabranch_ingest.databases import Databases
 from anabranch_ingest.queueing import Submission
@@ -89,6 +91,18 @@ class Ingest:
             return min(settings.wait_default_ms, settings.wait_max_ms) / 1000
         margin_s = min(settings.answer_margin_ms / 1000, remaining_s * MARGIN_SHARE)
         return max(0.0, min(remaining_s - margin_s, settings.wait_max_ms / 1000))
+
+    async def open(self, request: ingest_pb2.SendRequest | ingest_pb2.SendStreamRequest) -> Opening:
+        """The call that a request makes, judged before anything is appended: database, position seen, fields.
+
+        Raises:
+            CallError: as ``require_database``, ``Databases.find``, ``SeenPositions.check`` and ``open_call``.
+            psycopg.Error: the history, or the databases, can't be read.
+        """
+        principal = require_database(request.db_name)
+        database = await self.databases.find(request.db_name)
+        database = await self.seen.check(database, request.node_state.greatest_seen)
+        return open_call(request, database, principal, self.databases.position(database), current_traceparent() or "")
 
     @contextlib.asynccontextmanager
     async def ticket(self, opening: Opening) -> AsyncIterator[Ticket]:

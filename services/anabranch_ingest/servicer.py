@@ -11,12 +11,10 @@ import grpc
 
 from anabranch import faults
 from anabranch.runtime import metrics
-from anabranch.runtime.credentials.principal import Principal, require_database
-from anabranch.runtime.telemetry import current_traceparent
 from anabranch.v1 import ingest_pb2
 from anabranch.wire.envelopes import least_id, receive
 from anabranch_ingest import answers
-from anabranch_ingest.calls import check_size, invalid, open_call, sort_batches
+from anabranch_ingest.calls import check_size, invalid, sort_batches
 from anabranch_ingest.ingest import Ingest
 from anabranch_ingest.stream import serve_stream
 
@@ -32,22 +30,18 @@ class IngestServicer:
 
     async def send(self, request: ingest_pb2.SendRequest, context: Context) -> bytes:
         """``IngestService.Send``."""
-        principal = require_database(request.db_name)
         size = check_size(request)
         memory = self._ingest.memory
         memory.take(size)
         try:
-            return await self._send(request, principal, context)
+            return await self._send(request, context)
         finally:
             memory.give_back(size)
 
-    async def _send(self, request: ingest_pb2.SendRequest, principal: Principal, context: Context) -> bytes:
+    async def _send(self, request: ingest_pb2.SendRequest, context: Context) -> bytes:
         ingest = self._ingest
-        database = await ingest.databases.find(request.db_name)
-        database = await ingest.seen.check(database, request.node_state.greatest_seen)
-        opening = open_call(
-            request, database, principal, ingest.databases.position(database), current_traceparent() or ""
-        )
+        opening = await ingest.open(request)
+        database = opening.database
         oldest = least_id(ingest.clock.now_ms() - database.retention_ms)
         received = []
         for envelope in request.envelopes:

@@ -1,9 +1,13 @@
-"""``SendStream``: a flush without end.
+"""``SendStream``: a flush without end, or the open line of a device that writes now and then.
 
 States of a stream: *opening* (its first request names the call; its token is looked at), *flowing* (one task reads,
 decodes and appends a request after the other; beside it verdicts are written as they are decided), *ending* (the client
 has closed its side; what is missing is waited for), *ended*: all verdicts are written, or the deadline has come and the
 rest is PENDING.
+
+A further request that carries a node's token is a call of its own, and judged like one: its token, the position that
+its node has seen, its rules, its rate. It shares only the stream with the others, where all answers after it tell
+the node's token. One without a token is a part of the flush that the first request began.
 
 Memory: what is read but not appended is one request, and one payload in parts, which has a deadline and counts against
 its principal (``quota.HeldParts``); what has no verdict yet, or one that the client has not taken, is bounded by the
@@ -18,13 +22,13 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 
 from anabranch import faults
-from anabranch.runtime.credentials.principal import require_database
-from anabranch.runtime.telemetry import current_traceparent
+from anabranch.runtime import metrics, telemetry
 from anabranch.store.inbox.append import LAST_CALL_IDS
+from anabranch.store.nodes.tokens import Call
 from anabranch.v1 import ingest_pb2
 from anabranch.wire.envelopes import Assembly, Received, least_id, receive
 from anabranch_ingest import answers
-from anabranch_ingest.calls import Opening, SortedRequest, check_size, invalid, open_call, sort_batches
+from anabranch_ingest.calls import Opening, SortedRequest, check_size, invalid, sort_batches
 from anabranch_ingest.ingest import Ingest
 from anabranch_ingest.waiting import Ticket
 
@@ -38,7 +42,7 @@ async def serve_stream(ingest: Ingest, requests: Requests, remaining_s: float | 
     """The responses of a stream. ``remaining_s``: seconds until its deadline, None for none.
 
     Raises:
-        CallError: as ``Ingest.append`` and ``SeenPositions.check``, and INVALID_REQUEST.
+        CallError: as ``Ingest.append`` and ``Ingest.open``, and INVALID_REQUEST.
     """
     longest_s = ingest.settings.stream_max_ms / 1000
     if remaining_s is not None:
@@ -51,16 +55,7 @@ async def serve_stream(ingest: Ingest, requests: Requests, remaining_s: float | 
         raise invalid("the stream has no request") from None
     except TimeoutError:
         raise invalid("the stream's first request did not come before its deadline") from None
-    principal = require_database(first.db_name)
-    database = await ingest.databases.find(first.db_name)
-    database = await ingest.seen.check(database, first.node_state.greatest_seen)
-    opening = open_call(
-        first,
-        database,
-        principal,
-        ingest.databases.position(database),
-        current_traceparent() or "",
-    )
+    opening = await ingest.open(first)
     async with ingest.ticket(opening) as ticket:
         flow = _Flow(ingest, opening, ticket, deadline)
         reader: asyncio.Task[None] | None = None
@@ -90,7 +85,9 @@ class _Flow:
         self._opening = opening
         self._ticket = ticket
         self._deadline = deadline
-        self._token = b""
+        self._call: Call | None = None
+        self._named = False
+        self._appended_s: dict[str, float] = {}
         self._recorded = 0
         self._assembly: Assembly | None = None
         self._parts_held = 0
@@ -101,10 +98,9 @@ class _Flow:
         """Look at the token and append the first request's batches. Raises as ``Ingest.append``."""
         with self._holding(check_size(first)):
             batches = self._sort(first)
-            call = self._opening.call(batches.batch_ids, rotates=True)
+            self._call = self._opening.call(batches.batch_ids, rotates=True)
             self._recorded = len(batches.arrivals)
-            await self._ingest.append(self._opening, call, batches.arrivals, self._ticket, self._left_s())
-        self._token = call.new_token
+            await self._ingest.append(self._opening, self._call, batches.arrivals, self._ticket, self._left_s())
 
     async def read(self, requests: Requests) -> None:
         """Append the further requests. Raises as ``Ingest.append``, and CallError INVALID_REQUEST."""
@@ -113,7 +109,11 @@ class _Flow:
             if request.db_name not in ("", self._opening.database.name):
                 raise invalid("a stream is for one database: db_name differs from the first request's")
             with self._holding(check_size(request)):
-                await self._append(self._sort(request))
+                if request.node_token:
+                    with telemetry.span("send"):
+                        await self._judge(request)
+                else:
+                    await self._append(self._sort(request))
             # Nothing of it is kept while the next one is waited for.
             request = None
             if self._assembly is None:
@@ -156,11 +156,28 @@ class _Flow:
         finally:
             self._ingest.memory.give_back(size)
 
+    async def _judge(self, request: ingest_pb2.SendStreamRequest) -> None:
+        """Append a request that is a call of its own. Its node has the token, as it says, so that none is given: a copy
+        of the node that has called since is found out by it. Raises as ``read``."""
+        ingest = self._ingest
+        opening = await ingest.open(request)
+        if (opening.database.id, opening.node_id) != (self._opening.database.id, self._opening.node_id):
+            raise invalid("a stream is for one node of one database: a request names another one than the first")
+        self._opening, self._named = opening, True
+        batches = self._sort(request)
+        self._call = opening.call(batches.batch_ids, rotates=False)
+        await ingest.append(
+            opening, self._call, batches.arrivals, self._ticket, min(self._left_s(), ingest.wait_s(None))
+        )
+        now = time.monotonic()
+        self._appended_s.update((i, now) for i in batches.batch_ids if i in self._ticket.missing)
+
     async def _append(self, batches: SortedRequest) -> None:
         ids = batches.batch_ids
         call = None
         if ids and self._recorded < LAST_CALL_IDS:
-            call = self._opening.extension(self._token, ids[: LAST_CALL_IDS - self._recorded])
+            assert self._call is not None
+            call = self._opening.extension(self._call.new_token, ids[: LAST_CALL_IDS - self._recorded])
             self._recorded += len(ids)
         await self._ingest.append(self._opening, call, batches.arrivals, self._ticket, self._left_s(), admitted=True)
 
@@ -188,9 +205,9 @@ class _Flow:
             yield self.response(missing[start : start + 10_000])
 
     def response(self, verdicts: list[bytes]) -> bytes:
-        """A response; the first one has the token."""
-        ingest = self._ingest
-        token = b"" if verdicts else self._token
+        """A response; the first one has the token, and so have those after a request that named it."""
+        ingest, call = self._ingest, self._call
+        token = call.new_token if call is not None and (self._named or not verdicts) else b""
         return answers.answer(verdicts, token, ingest.databases.state(self._opening.database, ingest.clock.now_ms()))
 
     def _take(self) -> list[bytes]:
@@ -198,7 +215,13 @@ class _Flow:
         taken: list[bytes] = []
         size = 0
         while size < RESPONSE_BYTES and (ticket.placeless or ticket.found):
-            verdict = ticket.placeless.pop() if ticket.placeless else ticket.found.popitem()[1]
+            if ticket.placeless:
+                verdict = ticket.placeless.pop()
+            else:
+                batch_id, verdict = ticket.found.popitem()
+                if (appended_s := self._appended_s.pop(batch_id, None)) is not None:
+                    wait_s = time.monotonic() - appended_s
+                    metrics.record("anabranch_verdict_wait", wait_s, database=self._opening.database.name)
             taken.append(answers.bounded(verdict))
             size += len(taken[-1])
         return taken

@@ -17,7 +17,7 @@ TARGET = 0.5
 TARGET_ONE_ROW = 0.25
 TARGET_AUDIENCES = 0.85
 ONE_ROW_PER_S = 8_000
-ONE_BATCH_A_CALL_PER_S = 1_500
+ONE_BATCH_A_TIME_PER_S = 1_500
 COALESCED = 500
 """Envelopes of one call where a device sends a long queue."""
 
@@ -35,9 +35,9 @@ def _now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def measure(on: Stage, clients: Sequence[Client], per_call: int) -> Run:
-    """Send everything and check that the log has all changes of batches that are not to be refused. The rate counts the
-    changes of refused batches, too: they are sent and decided like others.
+def measure(on: Stage, clients: Sequence[Client], per_call: int, *, live: bool = False) -> Run:
+    """Send everything, ``live`` as in ``sending.Sender``, and check that the log has all changes of batches that are
+    not to be refused. The rate counts the changes of refused batches, too: they are sent and decided like others.
 
     Raises:
         RuntimeError: the log holds another number of changes.
@@ -47,7 +47,7 @@ def measure(on: Stage, clients: Sequence[Client], per_call: int) -> Run:
     groups = "select count(*), coalesce(sum(batches), 0), coalesce(sum(changes), 0) from anabranch.groups"
     with connect(on.url, application_name="anabranch-bench", autocommit=True) as conn:
         before = conn.execute(groups).fetchone() or (0, 0, 0)
-        seconds = sending.send_all(on.stack.addresses["ingest"], on.stack.key, clients, per_call)
+        seconds = sending.send_all(on.stack.addresses["ingest"], on.stack.key, clients, per_call, live=live)
         after = conn.execute(groups).fetchone() or (0, 0, 0)
     if after[2] - before[2] != changes - refused:
         raise RuntimeError(f"{changes - refused} good changes sent, {after[2] - before[2]} in the log")
@@ -111,7 +111,8 @@ def ingest_audiences(changes: int = 100_000) -> Result:
 
 
 def ingest1(changes: int = 40_000) -> Result:
-    """Batches of one row: by one client, by eight, and by eight that send one batch a call."""
+    """Batches of one row: by one client, by eight, and by eight that send one batch at a time: in a call each, and as
+    messages on one open stream each, as devices at work do."""
     with stage() as on:
         single = measure(on, workload.clients(1, changes // 2, 1, _now_ms()), COALESCED)
         clients = workload.clients(8, changes, 1, _now_ms())
@@ -121,6 +122,9 @@ def ingest1(changes: int = 40_000) -> Result:
         clients = workload.clients(8, changes // 8, 1, _now_ms())
         with spent() as took_alone:
             alone = measure(on, clients, 1)
+        clients = workload.clients(8, changes // 8, 1, _now_ms())
+        with spent() as took_live:
+            live = measure(on, clients, 1, live=True)
     worse = min(single, eight, key=lambda run: run.rate)
     return Result(
         bench="ingest1",
@@ -132,14 +136,16 @@ def ingest1(changes: int = 40_000) -> Result:
         conditions={
             f"1 client ≥ {ONE_ROW_PER_S:,}/s": single.rate >= ONE_ROW_PER_S,
             f"8 clients ≥ {ONE_ROW_PER_S:,}/s": eight.rate >= ONE_ROW_PER_S,
-            f"one batch a call ≥ {ONE_BATCH_A_CALL_PER_S:,}/s": alone.rate >= ONE_BATCH_A_CALL_PER_S,
+            f"one batch at a time ≥ {ONE_BATCH_A_TIME_PER_S:,}/s": live.rate >= ONE_BATCH_A_TIME_PER_S,
         },
         details={
             "one_client_per_s": round(single.rate),
             "eight_clients_per_s": round(eight.rate),
             "batches_per_group": round(eight.group_size, 1),
             "one_batch_a_call_per_s": round(alone.rate),
+            "one_batch_a_message_per_s": round(live.rate),
             "eight_clients": took.details(changes),
             "one_batch_a_call": took_alone.details(changes // 8),
+            "one_batch_a_message": took_live.details(changes // 8),
         },
     )

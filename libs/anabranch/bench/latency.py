@@ -29,12 +29,12 @@ PAUSE_S = 0.002
 APPLY_TIMEOUT_S = 10.0
 
 
-async def _verdict_times(on: Stage, times: int) -> list[float]:
+async def _verdict_times(on: Stage, times: int, live: bool) -> list[float]:
     client = workload.clients(1, times + WARM_UP, 1, time.time_ns() // 1_000_000)[0]
     took: list[float] = []
     async with grpc.aio.insecure_channel(on.stack.addresses["ingest"]) as channel:
         stub = ingest_pb2_grpc.IngestServiceStub(channel)
-        sender = Sender(client, stub, on.stack.key, 1)
+        sender = Sender(client, stub, on.stack.key, 1, live=live)
         for batch in client.batches:
             started = time.perf_counter()
             await sender.send([batch], "")
@@ -43,19 +43,20 @@ async def _verdict_times(on: Stage, times: int) -> list[float]:
     return took[WARM_UP:]
 
 
-def _verdicts(on: Stage, times: int) -> tuple[list[float], list[float], Spent]:
-    """Times to the verdict, and of the baseline, half of it before and half after; what the former cost, the warm-up
-    included."""
+def _verdicts(on: Stage, times: int, *, live: bool = True) -> tuple[list[float], list[float], Spent]:
+    """Times to the verdict, of messages on one open stream (``live``) or of calls, and of the baseline, half of it
+    before and half after; what the former cost, the warm-up included."""
     pairs = floor.commit_pair_s(on.url, times // 2)
     with spent() as cost:
-        took = asyncio.run(_verdict_times(on, times))
+        took = asyncio.run(_verdict_times(on, times, live))
     return took, pairs + floor.commit_pair_s(on.url, times // 2), cost
 
 
 def latency(times: int = 1_000) -> Result:
-    """One batch of one change at a time, to its verdict."""
+    """One batch of one change at a time, to its verdict: on an open stream, as by a device at work; and by calls."""
     with stage() as on:
         took, pairs, cost = _verdicts(on, times)
+        by_calls, _, cost_of_calls = _verdicts(on, times, live=False)
     base = percentile(pairs, 0.5) * 1_000
     p50, p99 = percentile(took, 0.5) * 1_000, percentile(took, 0.99) * 1_000
     return Result(
@@ -70,6 +71,10 @@ def latency(times: int = 1_000) -> Result:
             "times": times,
             "p99_ms": round(p99, 3),
             "p99_ratio": round(p99 / base, 3),
+            "by_calls_p50_ms": round(percentile(by_calls, 0.5) * 1_000, 3),
+            "p10_ms": round(percentile(took, 0.1) * 1_000, 3),
+            "by_calls_p10_ms": round(percentile(by_calls, 0.1) * 1_000, 3),
+            "by_calls": cost_of_calls.details(times + WARM_UP),
             **cost.details(times + WARM_UP),
         },
     )

@@ -7,6 +7,7 @@ import asyncio
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias, TypeVar
 
 import grpc
 
@@ -16,6 +17,8 @@ from anabranch.v1 import batch_pb2, errors_pb2, ingest_pb2, ingest_pb2_grpc, pos
 
 CALL_TIMEOUT_S = 30.0
 MAX_ATTEMPTS = 20
+R = TypeVar("R", ingest_pb2.SendRequest, ingest_pb2.SendStreamRequest)
+Stream: TypeAlias = "grpc.aio.StreamStreamCall[ingest_pb2.SendStreamRequest, ingest_pb2.SendStreamResponse]"
 
 
 class NotAppliedError(AnabranchError):
@@ -24,7 +27,8 @@ class NotAppliedError(AnabranchError):
 
 @dataclass(slots=True)
 class Sender:
-    """One client on one channel. ``per_call`` envelopes travel together at most."""
+    """One client on one channel. ``per_call`` envelopes travel together at most. ``live``: as messages on one open
+    stream, as a device at work sends small writes, else by calls."""
 
     client: Client
     stub: ingest_pb2_grpc.IngestServiceAsyncStub
@@ -32,6 +36,8 @@ class Sender:
     per_call: int
     token: bytes = b""
     calls: int = 0
+    live: bool = False
+    _stream: Stream | None = None
 
     async def send(self, batches: Sequence[Made], prev: str) -> str:
         """Send and wait until every batch has its verdict; return the last id.
@@ -44,20 +50,41 @@ class Sender:
             envelopes.append(batch_pb2.Envelope(payload=batch.payload, basis=self.client.basis, prev=prev))
             prev = batch.id
         for _ in range(MAX_ATTEMPTS):
-            request = ingest_pb2.SendRequest(
-                db_name=DATABASE,
-                node_state=position_pb2.NodeState(node=batch_pb2.Node(id=self.client.node_id, name="bench")),
-                node_token=self.token,
-                envelopes=envelopes,
-            )
-            response = await self.stub.Send(
-                request, timeout=CALL_TIMEOUT_S, metadata=(("authorization", f"Bearer {self.key}"),)
-            )
-            self.token = response.node_token
             self.calls += 1
-            if self.all_decided(response.verdicts):
+            if self.all_decided(await (self._message(envelopes) if self.live else self._call(envelopes))):
                 return prev
         raise NotAppliedError(f"no verdict after {MAX_ATTEMPTS} calls")
+
+    async def _call(self, envelopes: Sequence[batch_pb2.Envelope]) -> Sequence[verdict_pb2.Verdict]:
+        request = self._request(ingest_pb2.SendRequest, envelopes)
+        response = await self.stub.Send(request, timeout=CALL_TIMEOUT_S, metadata=self._metadata())
+        self.token = response.node_token
+        return response.verdicts
+
+    async def _message(self, envelopes: Sequence[batch_pb2.Envelope]) -> Sequence[verdict_pb2.Verdict]:
+        if self._stream is None:
+            self._stream = self.stub.SendStream(metadata=self._metadata())
+        await self._stream.write(self._request(ingest_pb2.SendStreamRequest, envelopes))
+        verdicts: list[verdict_pb2.Verdict] = []
+        async with asyncio.timeout(CALL_TIMEOUT_S):
+            while len(verdicts) < len(envelopes):
+                response = await self._stream.read()
+                if not isinstance(response, ingest_pb2.SendStreamResponse):
+                    raise NotAppliedError("the server ended the stream")
+                self.token = response.node_token or self.token
+                verdicts += response.verdicts
+        return verdicts
+
+    def _request(self, kind: type[R], envelopes: Sequence[batch_pb2.Envelope]) -> R:
+        return kind(
+            db_name=DATABASE,
+            node_state=position_pb2.NodeState(node=batch_pb2.Node(id=self.client.node_id, name="bench")),
+            node_token=self.token,
+            envelopes=envelopes,
+        )
+
+    def _metadata(self) -> tuple[tuple[str, str], ...]:
+        return (("authorization", f"Bearer {self.key}"),)
 
     def all_decided(self, verdicts: Iterable[verdict_pb2.Verdict]) -> bool:
         """Whether none is pending. Raises NotAppliedError where one is another than expected."""
@@ -80,11 +107,11 @@ class Sender:
             prev = ""
 
 
-async def _all(address: str, key: str, clients: Sequence[Client], per_call: int) -> float:
+async def _all(address: str, key: str, clients: Sequence[Client], per_call: int, live: bool) -> float:
     channels = [grpc.aio.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)]) for _ in clients]
     try:
         senders = [
-            Sender(client, ingest_pb2_grpc.IngestServiceStub(channel), key, per_call)
+            Sender(client, ingest_pb2_grpc.IngestServiceStub(channel), key, per_call, live=live)
             for client, channel in zip(clients, channels, strict=True)
         ]
         await asyncio.gather(*(channel.channel_ready() for channel in channels))
@@ -98,10 +125,11 @@ async def _all(address: str, key: str, clients: Sequence[Client], per_call: int)
             await channel.close()
 
 
-def send_all(address: str, key: str, clients: Sequence[Client], per_call: int) -> float:
-    """Have all clients send everything at the same time; return seconds from the first call to the last verdict.
+def send_all(address: str, key: str, clients: Sequence[Client], per_call: int, *, live: bool = False) -> float:
+    """Have all clients send everything at the same time, ``live`` as in ``Sender``; return seconds from the first call
+    to the last verdict.
 
     Raises:
         NotAppliedError: a batch got another verdict than expected, or none.
     """
-    return asyncio.run(_all(address, key, clients, per_call))
+    return asyncio.run(_all(address, key, clients, per_call, live))

@@ -320,15 +320,15 @@ M = TypeVar("M", bound=Message)
 
 
 class Stream(Iterator[M]):
-    """A stream of responses whose failures are CallFailed, and that can be cancelled."""
+    """A stream of responses whose failures are CallFailed, and that can be cancelled. ``token``: its credentials."""
 
     def __init__(self, call: Any, channel: SharedChannel, token: str | None) -> None:
         self._responses = call
         self._channel = channel
-        self._token = token
+        self.token = token
 
     def __next__(self) -> M:
-        with failures(self._channel, self._token):
+        with failures(self._channel, self.token):
             response: M = next(self._responses)
             return response
 

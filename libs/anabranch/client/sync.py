@@ -288,6 +288,7 @@ class SyncLoop:
 
     def _send(self) -> None:
         self._forever("send", self._send_once)
+        self._sender.rest()
 
     def _send_once(self) -> None:
         self._wake.clear()

@@ -222,6 +222,10 @@ class MemoryRemote(RemoteDb):
         verdicts = [unread[name] if name in unread else self.verdict(name) for name in names]
         return ingest_pb2.SendResponse(verdicts=verdicts, node_token=b"token", state=self.state())
 
+    def send_stream(self, requests: Iterator[ingest_pb2.SendStreamRequest], timeout_s: float) -> Any:
+        """Not known here: what is sent is sent by calls."""
+        raise CallFailed("UNIMPLEMENTED", "", "no streams", again=False)
+
     def get_verdict(self, request: resolver_pb2.GetVerdictRequest) -> resolver_pb2.GetVerdictResponse:
         """Verdicts of batches that are known."""
         self._called("get_verdict")

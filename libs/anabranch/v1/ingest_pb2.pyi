@@ -101,7 +101,9 @@ Global___SendResponse: _TypeAlias = SendResponse  # noqa: Y015
 
 @_typing.final
 class SendStreamRequest(_message.Message):
-    """A part of a flush. The first request of a stream names the call, the others may leave that out."""
+    """A part of a flush. The first request of a stream names the call, the others may leave that out. One that names it,
+    token included, is judged as a call of its own by the same node, whose token stays as it is.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -111,16 +113,16 @@ class SendStreamRequest(_message.Message):
     UNANSWERED_BATCH_IDS_FIELD_NUMBER: _builtins.int
     ENVELOPES_FIELD_NUMBER: _builtins.int
     db_name: _builtins.str
-    """The database; in the first request."""
+    """The database; in the first request, and where a request is judged as a call."""
     node_token: _builtins.bytes
-    """The token from the last answer; in the first request."""
+    """The token from the last answer; in the first request, and where a request is judged as a call."""
     @_builtins.property
     def node_state(self) -> _position_pb2.NodeState:
-        """The node that sends; in the first request."""
+        """The node that sends; in the first request, and where a request is judged as a call."""
 
     @_builtins.property
     def unanswered_batch_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The batch ids of calls whose answer was lost; in the first request."""
+        """The batch ids of calls whose answer was lost; in the first request, and where a request is judged as a call."""
 
     @_builtins.property
     def envelopes(self) -> _containers.RepeatedCompositeFieldContainer[_batch_pb2.Envelope]:
@@ -153,7 +155,7 @@ class SendStreamResponse(_message.Message):
     NODE_TOKEN_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
     node_token: _builtins.bytes
-    """The token for the next call; in the first response."""
+    """The token for the next call; in the first response, and in all after a request that was judged as a call."""
     @_builtins.property
     def verdicts(self) -> _containers.RepeatedCompositeFieldContainer[_verdict_pb2.Verdict]:
         """The verdicts; a batch may come as PENDING at the stream's end."""

@@ -60,9 +60,9 @@ class IngestServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def SendStream(self, request_iterator, context):
-        """Send, for long flushes and for batches larger than a message: requests are appended as they come,
-        responses bring verdicts as they are decided, in any order. The server ends the stream when the client has
-        closed its side and every batch has its verdict, or at the deadline.
+        """Send, for long flushes, for batches larger than a message, and for many small sends one after the other:
+        requests are appended as they come, responses bring verdicts as they are decided, in any order. The server
+        ends the stream when the client has closed its side and every batch has its verdict, or at the deadline.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -38,9 +38,9 @@ class IngestServiceStub:
     PENDING. Sending the same batch again is harmless and finds the verdict.
     """
     SendStream: _grpc.StreamStreamMultiCallable[_ingest_pb2.SendStreamRequest, _ingest_pb2.SendStreamResponse]
-    """Send, for long flushes and for batches larger than a message: requests are appended as they come,
-    responses bring verdicts as they are decided, in any order. The server ends the stream when the client has
-    closed its side and every batch has its verdict, or at the deadline.
+    """Send, for long flushes, for batches larger than a message, and for many small sends one after the other:
+    requests are appended as they come, responses bring verdicts as they are decided, in any order. The server
+    ends the stream when the client has closed its side and every batch has its verdict, or at the deadline.
     """
 
 @_typing.type_check_only
@@ -53,9 +53,9 @@ class IngestServiceAsyncStub(IngestServiceStub):
     PENDING. Sending the same batch again is harmless and finds the verdict.
     """
     SendStream: _aio.StreamStreamMultiCallable[_ingest_pb2.SendStreamRequest, _ingest_pb2.SendStreamResponse]  # type: ignore[assignment]
-    """Send, for long flushes and for batches larger than a message: requests are appended as they come,
-    responses bring verdicts as they are decided, in any order. The server ends the stream when the client has
-    closed its side and every batch has its verdict, or at the deadline.
+    """Send, for long flushes, for batches larger than a message, and for many small sends one after the other:
+    requests are appended as they come, responses bring verdicts as they are decided, in any order. The server
+    ends the stream when the client has closed its side and every batch has its verdict, or at the deadline.
     """
 
 class IngestServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -77,9 +77,9 @@ class IngestServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_ingest_pb2.SendStreamRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_ingest_pb2.SendStreamResponse], _abc.AsyncIterator[_ingest_pb2.SendStreamResponse]]:
-        """Send, for long flushes and for batches larger than a message: requests are appended as they come,
-        responses bring verdicts as they are decided, in any order. The server ends the stream when the client has
-        closed its side and every batch has its verdict, or at the deadline.
+        """Send, for long flushes, for batches larger than a message, and for many small sends one after the other:
+        requests are appended as they come, responses bring verdicts as they are decided, in any order. The server
+        ends the stream when the client has closed its side and every batch has its verdict, or at the deadline.
         """
 
 def add_IngestServiceServicer_to_server(servicer: IngestServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

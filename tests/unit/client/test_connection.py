@@ -33,6 +33,7 @@ class Half:
         self.sends: queues.Queue[float] = queues.Queue()
         self.cancelled = threading.Event()
         self.hung_up = threading.Event()
+        self.rested = threading.Event()
         self.online: Callable[[], None] = lambda: None
 
     def follow(self, stopped: Callable[[], bool], online: Callable[[], None]) -> None:
@@ -67,6 +68,9 @@ class Half:
 
     def hang_up(self) -> None:
         self.hung_up.set()
+
+    def rest(self) -> None:
+        self.rested.set()
 
 
 @pytest.fixture
@@ -232,6 +236,7 @@ def test_a_wrong_principal_ends_both_halves(
     for thread in loop._threads:
         thread.join(WAIT_S)
         assert not thread.is_alive()
+    assert half.rested.is_set(), "no stream is left open"
     assert device.status().unsent == 1
     with pytest.raises(WrongPrincipal, match="alice"):
         device.table("todo").update({"id": "k0", "title": "mine, too"})

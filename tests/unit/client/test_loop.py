@@ -68,6 +68,9 @@ class Sends:
         self.flushes.put(timeout_s)
         return True
 
+    def rest(self) -> None:
+        return None
+
 
 class Loop(SyncLoop):
     """Notes its pauses in place of making them, and ends after ``most``."""

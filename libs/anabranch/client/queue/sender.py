@@ -1,7 +1,8 @@
 """Sending: queued batches to the server, verdicts into the file.
 
 State model. Batches go in the order of their ids; one call of this file is under way at a time (``_turn``), because the
-node's token changes with each. Before a call the id of its first batch is kept as unanswered, durably; the answer's
+node's token changes with each; few and small ones of a device at work are messages on one open stream (``live``).
+Before a call, and a stream's first message, the id of its first batch is kept as unanswered, durably; the answer's
 token and the removal of those ids are one transaction. A batch is *unsent* until a verdict is noted; PENDING leaves it
 so, and sending it again finds the verdict; a batch whose bytes in the file are damaged can't get one, and becomes a
 dead letter as soon as a call has brought none; if the server says that the batch waits for a row of an earlier one, its
@@ -16,6 +17,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 from anabranch import limits
 from anabranch.client.errors import CallFailed
@@ -25,6 +27,7 @@ from anabranch.client.file.device_file import DeviceFile, Tx
 from anabranch.client.overlay.pendings import Pendings
 from anabranch.client.principal import ask_whose, owned
 from anabranch.client.queue import settle, statements
+from anabranch.client.queue.live import LiveSends
 from anabranch.client.queue.send_stream import Flush, overhead
 from anabranch.client.queue.statements import Queued
 from anabranch.client.reading import rewind, seen
@@ -47,6 +50,7 @@ _VERDICTS_ASKED = 1_000
 _PRUNE_MS = 3600 * 1000
 _DAY_MS = 24 * 3600 * 1000
 _DEAD_SHOWN_MS = 14 * _DAY_MS
+R = TypeVar("R", ingest_pb2.SendRequest, ingest_pb2.SendStreamRequest)
 
 
 def _patience_s(batches: Sequence[Queued]) -> float:
@@ -75,6 +79,7 @@ class Sender:
         self._awaiting: dict[str, str] = {}
         self._asked_s = 0.0
         self._renewals = Renewals(remote)
+        self._live = LiveSends(remote)
 
     @property
     def awaiting(self) -> Mapping[str, str]:
@@ -92,6 +97,10 @@ class Sender:
     def patience_s(self) -> float:
         """Seconds that a flush may need to bring at least its first call through a poor network."""
         return _patience_s(self._batches("~", None))
+
+    def rest(self) -> None:
+        """End the stream that is kept open for sends. From the thread that flushes."""
+        self._live.close()
 
     def hang_up(self) -> None:
         """End every call; the next one opens a connection of its own. From any thread."""
@@ -134,6 +143,7 @@ class Sender:
         except CallFailed as error:
             if error.code == "DEADLINE_EXCEEDED" and time.monotonic() >= deadline:
                 return False
+            self._live.close()
             self._clock.forget()
             raise
         finally:
@@ -150,10 +160,14 @@ class Sender:
             left = deadline - time.monotonic()
             if left <= 0:
                 return False
-            if self._fits_one_call(batches, before, only):
-                self._call(batches, left)
-            else:
+            if not self._fits_one_call(batches, before, only):
                 self._stream(before, left)
+            elif only is None and self._live.takes(sum(len(b.value) for b in batches)):
+                if not self._exchange(batches, left):
+                    continue
+            else:
+                self._call(batches, left)
+                self._live.called()
             if only is not None:
                 return not self._batches(before, only)
             # Pending verdicts are asked for again; the server waits with its answer, so this loop seldom runs twice.
@@ -190,37 +204,42 @@ class Sender:
             return False
         return only is not None or not statements.unsent(self._file.reader(), batches[-1].id, 1, 1, before)
 
-    def _begin(self, first_id: str) -> tuple[state.FileState, list[str]]:
-        """Keep the id of the call's first batch; return the state and the ids of earlier calls without an answer."""
-        with self._file.transaction() as tx:
-            unanswered = [i for (i,) in tx.conn.execute("SELECT id FROM _db_unanswered ORDER BY id DESC")]
+    def _begin(self, kind: type[R], batches: Sequence[Queued], first_id: str = "") -> tuple[state.FileState, R]:
+        """A request with ``batches``, and the state that it presents. ``first_id``: the call's first batch, whose id is
+        kept beside those of earlier calls without an answer."""
+        with self._file.transaction() if first_id else contextlib.nullcontext() as tx:
+            conn, current = (tx.conn, tx.state) if tx else (self._file.reader(), self._file.current())
+            unanswered = [i for (i,) in conn.execute("SELECT id FROM _db_unanswered ORDER BY id DESC")]
             if first_id:
-                tx.conn.execute("INSERT OR IGNORE INTO _db_unanswered (id) VALUES (?)", (first_id,))
-            return tx.state, unanswered[: limits.MAX_UNANSWERED_IDS]
-
-    def _call(self, batches: Sequence[Queued], timeout_s: float) -> int:
-        """Send ``batches`` in one call; return the server's clock."""
-        current, unanswered = self._begin(batches[0].id if batches else "")
-        request = ingest_pb2.SendRequest(
+                conn.execute("INSERT OR IGNORE INTO _db_unanswered (id) VALUES (?)", (first_id,))
+        return current, kind(
             db_name=current.db_name,
             node_state=current.node_state,
             node_token=current.node_token,
-            unanswered_batch_ids=unanswered,
+            unanswered_batch_ids=unanswered[: limits.MAX_UNANSWERED_IDS],
             envelopes=[batch_pb2.Envelope(payload=b.value, basis=b.basis, prev=b.prev) for b in batches],
         )
+
+    def _call(self, batches: Sequence[Queued], timeout_s: float) -> int:
+        """Send ``batches`` in one call; return the server's clock."""
+        current, request = self._begin(ingest_pb2.SendRequest, batches, batches[0].id if batches else "")
         response = self._remote.send(request, min(_patience_s(batches), timeout_s))
         self._answer(response.node_token, response.verdicts, response.state, current)
         return response.state.server_time_ms
 
+    def _exchange(self, batches: Sequence[Queued], timeout_s: float) -> bool:
+        """Send ``batches`` as one message on the open stream, or open one with it; whether anything came back. Only
+        what opens a stream gets a new token: nothing is kept of a message."""
+        first_id = "" if self._live.is_open() else batches[0].id
+        current, request = self._begin(ingest_pb2.SendStreamRequest, batches, first_id)
+        if answer := self._live.exchange(request, timeout_s):
+            judged = current if first_id or answer.node_token else None
+            self._answer(answer.node_token, answer.verdicts, answer.state, judged)
+        return answer is not None
+
     def _stream(self, before: str, timeout_s: float) -> None:
         first = statements.unsent(self._file.reader(), "", 1, 1, before)[0]
-        current, unanswered = self._begin(first.id)
-        head = ingest_pb2.SendStreamRequest(
-            db_name=current.db_name,
-            node_state=current.node_state,
-            node_token=current.node_token,
-            unanswered_batch_ids=unanswered,
-        )
+        current, head = self._begin(ingest_pb2.SendStreamRequest, (), first.id)
         with self._file.private_reader() as conn, contextlib.ExitStack() as leaving:
             flush = Flush(conn, head, before, self._request_bytes(current))
             leaving.callback(flush.end)
@@ -239,7 +258,7 @@ class Sender:
         token: bytes,
         verdicts: Sequence[verdict_pb2.Verdict],
         server: position_pb2.ServerState,
-        presented: state.FileState,
+        presented: state.FileState | None,
     ) -> None:
         with self._file.transaction() as tx:
             if token:
