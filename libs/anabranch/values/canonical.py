@@ -31,6 +31,7 @@ import struct
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from hashlib import blake2b
+from itertools import islice
 from operator import itemgetter
 from typing import Any
 
@@ -45,6 +46,8 @@ INSERT_TYPE = 1
 """``anabranch.v1.EFFECT_TYPE_INSERT``: the one type of effect that leaves out what a row does."""
 _SHORT = 256
 """Heads of lengths below this are made in advance."""
+_AT_ONCE = 1_000
+"""So many rows are encoded together."""
 _pack_u32 = struct.Struct(">I").pack
 # Copying a prepared state costs less than making one.
 _new_hash = blake2b(digest_size=_DIGEST_BYTES).copy
@@ -182,7 +185,7 @@ class RowEncoder:
     fields once: ``fields(row)`` has them in the order of the columns, with those that a row leaves out.
     """
 
-    __slots__ = ("_columns", "_encoders", "_head", "_index", "_initial", "_key", "_ordered", "_rank")
+    __slots__ = ("_columns", "_encoders", "_head", "_index", "_initial", "_key", "_new", "_ordered", "_rank")
 
     def __init__(self, table: Table) -> None:
         names = [_name(column.name) for column in table.columns]
@@ -190,6 +193,7 @@ class RowEncoder:
             value_encoder(c.kind, c.element_kind, name) for c, name in zip(table.columns, names, strict=True)
         ]
         self._head = _name(table.name) + _pack_u32(len(table.key_columns))
+        self._new = blake2b(self._head, digest_size=_DIGEST_BYTES).copy
         # The place at which a key's value begins in its field.
         self._key = [(i, len(names[i])) for i in table.key_index]
         order = sorted(range(len(names)), key=lambda i: table.columns[i].name.encode())
@@ -232,6 +236,21 @@ class RowEncoder:
     def hash(self, row: Sequence[Cell]) -> int:
         """The row hash of ``row``: a number below 2**128."""
         return int.from_bytes(_digest(self.encode_fields(self.fields(row))), "big")
+
+    def row_hashes(self, rows: Sequence[Sequence[Cell]]) -> list[int]:
+        """The row hashes of ``rows``, which are encoded column by column, in half the time."""
+        fields = [list(map(encode, column)) for encode, column in zip(self._encoders, zip(*rows, strict=True))]  # noqa: B905
+        if not fields:
+            return []
+        keys = [[field[start:] for field in fields[i]] for i, start in self._key]
+        for i, initial in self._initial.items():
+            fields[i] = [b"" if field == initial else field for field in fields[i]]
+        hashes, new, join, number = list[int](), self._new, b"".join, int.from_bytes
+        for parts in zip(*keys, *[fields[i] for i in self._rank], strict=True):
+            state = new()
+            state.update(join(parts))
+            hashes.append(number(state.digest(), "big"))
+        return hashes
 
     def key_hash(self, row: Sequence[Cell]) -> bytes:
         """The key hash of ``row``, of which only the key's cells are looked at."""
@@ -309,8 +328,8 @@ class RowEncoder:
 
 def table_sum(encoder: RowEncoder, rows: Iterable[Sequence[Cell]]) -> tuple[int, int]:
     """Count and hash sum of ``rows``."""
-    count = total = 0
-    for row in rows:
-        count += 1
-        total += encoder.hash(row)
+    count, total, left = 0, 0, iter(rows)
+    while chunk := list(islice(left, _AT_ONCE)):
+        count += len(chunk)
+        total += sum(encoder.row_hashes(chunk))
     return count, total % SUM_MODULUS

@@ -18,7 +18,7 @@ from anabranch.client.file import audience_sums
 from anabranch.client.file.device_file import Tx
 from anabranch.client.file.device_table import DeviceTable
 from anabranch.client.file.sets import change_in, put_rows, select_in
-from anabranch.client.overlay.kept_sums import Base, Changed, sum_up
+from anabranch.client.overlay.kept_sums import Base, sum_up
 from anabranch.client.overlay.pendings import Pendings
 from anabranch.client.queue import statements
 from anabranch.client.writes.payload import RowPart
@@ -115,30 +115,35 @@ def rebase(
     overlay = bool(touched) or has_bases(tx)
     parts_of = pendings.load(tx, table.name, keys) if overlay else {}
     bases = read_bases(tx.conn, table, keys) if overlay else {}
-    load, store, same = table.codec.load, table.codec.store, table.codec.same
-    changed: list[Changed] = []
+    loaded = dict(zip(shown_rows, table.codec.load_rows(list(shown_rows.values())), strict=True))
+    now: list[Base] = []
+    changed = {key: patch.audiences for key, patch in patches.items()}
+    old, new = list[Base](), list[Base]()
+    same = table.codec.same
     writes, deletes = list[tuple[Any, ...]](), list[tuple[Any, ...]]()
     kept: list[tuple[str, Base]] = []
     dropped = list[str]()
     lacking: list[tuple[str, frozenset[str] | None]] = []
-    for key, stored_key in keys.items():
-        old_stored = shown_rows.get(key)
+    for key in keys:
         patch = patches.get(key)
-        old_base = bases[key] if key in bases else None if old_stored is None else load(old_stored)
+        old_base = bases[key] if key in bases else loaded.get(key)
         new_base = old_base if patch is None else patch.row or _changed(old_base, patch.changes)
         if patch is not None:
-            if patch.needs_base and old_base is None and patch.position > lenient_ms:
+            if old_base is None and patch.needs_base and patch.position > lenient_ms:
                 lacking.append((key, patch.audiences))
-            changed.append(Changed(key, old_base, new_base, patch.audiences))
+            old.append(old_base)
+            new.append(new_base)
         if parts := parts_of.get(key):
             if key not in bases or patch is not None:
                 kept.append((key, new_base))
-            new_shown = overlaid(table, new_base, parts)
+            now.append(overlaid(table, new_base, parts))
         else:
             if key in bases:
                 dropped.append(key)
-            new_shown = new_base
-        new_stored = None if new_shown is None else store(new_shown)
+            now.append(new_base)
+    stored = iter(table.codec.store_rows([row for row in now if row is not None]))
+    for (key, stored_key), new_shown in zip(keys.items(), now, strict=True):
+        old_stored, new_stored = shown_rows.get(key), None if new_shown is None else next(stored)
         if same(old_stored, new_stored):
             continue
         if new_stored is None:
@@ -148,7 +153,7 @@ def rebase(
         tell(tx, table, old_stored, new_stored, origin)
     _show(tx, table, writes, deletes)
     _keep(tx, table, kept, dropped)
-    sum_up(tx, table, changed)
+    sum_up(tx, table, changed, old, new)
     return _missing(tx, table, lacking)
 
 
