@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from anabranch.client.events import Change, Origin
@@ -18,30 +17,19 @@ from anabranch.client.file import audience_sums
 from anabranch.client.file.device_file import Tx
 from anabranch.client.file.device_table import DeviceTable
 from anabranch.client.file.sets import change_in, put_rows, select_in
-from anabranch.client.overlay.kept_sums import Base, sum_up
+from anabranch.client.overlay.kept_sums import Audiences, Base, sum_up
 from anabranch.client.overlay.pendings import Pendings
 from anabranch.client.queue import statements
 from anabranch.client.writes.payload import RowPart
 from anabranch.merge.overlay import shown
 from anabranch.values import Cell
 
+Patch = tuple[tuple[Any, ...], tuple[Cell, ...] | None, dict[int, Cell] | None, int, Audiences]
+"""The new state of a row's base: its stored key; the row, all its cells; or, where that is None, changes of single
+cells by their place in the row; or, where that is None, too, the row is gone; the position of the last effect in it;
+and the row's audiences, in a restricted table, None where they are not known to change.
 
-@dataclass(slots=True)
-class Patch:
-    """The new state of a row's base: ``row`` (all its cells), or, where that is None, ``changes`` of single cells by
-    their place in the row, or, where that is None, too, the row is gone. ``key`` is stored. ``position`` is that of the
-    last effect in it. ``audiences``: the row's, in a restricted table; None where they are not known to change."""
-
-    key: tuple[Any, ...]
-    row: tuple[Cell, ...] | None
-    changes: dict[int, Cell] | None
-    position: int
-    audiences: frozenset[str] | None = None
-
-    @property
-    def needs_base(self) -> bool:
-        """Whether it changes single cells of a row that is there."""
-        return self.row is None and self.changes is not None
+A bare tuple: a page makes thousands, and an object costs five times as much."""
 
 
 def overlaid(table: DeviceTable, base: Sequence[Cell] | None, parts: Sequence[RowPart]) -> Base:
@@ -109,15 +97,16 @@ def rebase(
     Raises:
         sqlite3.Error: SQLite does not take a row.
     """
-    keys = {**{k: p.key for k, p in patches.items()}, **touched}
+    keys = {**{k: p[0] for k, p in patches.items()}, **touched}
     shown_rows = table.read_by_text(tx.conn, keys)
     # Base images outlive, within a transaction, the batches that have just left the queue.
     overlay = bool(touched) or has_bases(tx)
     parts_of = pendings.load(tx, table.name, keys) if overlay else {}
     bases = read_bases(tx.conn, table, keys) if overlay else {}
-    loaded = dict(zip(shown_rows, table.codec.load_rows(list(shown_rows.values())), strict=True))
+    as_base = {key: row for key, row in shown_rows.items() if key not in bases} if bases else shown_rows
+    loaded = dict(zip(as_base, table.codec.load_rows(list(as_base.values())), strict=True))
     now: list[Base] = []
-    changed = {key: patch.audiences for key, patch in patches.items()}
+    changed = {key: patch[4] for key, patch in patches.items()}
     old, new = list[Base](), list[Base]()
     same = table.codec.same
     writes, deletes = list[tuple[Any, ...]](), list[tuple[Any, ...]]()
@@ -126,11 +115,12 @@ def rebase(
     lacking: list[tuple[str, frozenset[str] | None]] = []
     for key in keys:
         patch = patches.get(key)
-        old_base = bases[key] if key in bases else loaded.get(key)
-        new_base = old_base if patch is None else patch.row or _changed(old_base, patch.changes)
+        old_base = new_base = bases[key] if key in bases else loaded.get(key)
         if patch is not None:
-            if old_base is None and patch.needs_base and patch.position > lenient_ms:
-                lacking.append((key, patch.audiences))
+            _, row, changes, position, audiences = patch
+            new_base = _changed(old_base, changes) if row is None else row
+            if old_base is None and row is None and changes is not None and position > lenient_ms:
+                lacking.append((key, audiences))
             old.append(old_base)
             new.append(new_base)
         if parts := parts_of.get(key):

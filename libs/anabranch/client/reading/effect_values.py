@@ -31,7 +31,7 @@ def _lists(of: Descriptor) -> Callable[[bytes], Any]:
             made.field.add(
                 name=field.name,
                 number=field.number,
-                type=carried,  # type: ignore[arg-type]
+                type=carried,
                 label=FieldDescriptorProto.LABEL_REPEATED,
             )
     pool = descriptor_pool.DescriptorPool()

@@ -95,7 +95,7 @@ class _Form:
     changes: list[tuple[int, int]]
 
     def read(self, effects: Sequence[bytes]) -> Iterator[_Decoded]:
-        """What effects say. Raises ValueError where a value does not fit its column, or one of the key is lacking."""
+        """Read effects. Raises ValueError where a value does not fit its column, or one of the key is lacking."""
         if len(self.key) < len(self.table.table.key_columns):
             raise ValueError("a row of the log lacks a column of the key")
         start, table = len(self.head) - len(_VALUES), self.table
@@ -159,19 +159,19 @@ def _fold(run: _Run, read: Iterator[_Decoded], patches: dict[str, Patch]) -> Non
     for whose, (text, key, cells) in zip(run.whose, read, strict=False):
         audiences = frozenset(whose.values) if whose is not None and restricted else None
         if form.kind == DELETE:
-            patches[text] = Patch(key, None, None, position)
+            patches[text] = (key, None, None, position, None)
         elif form.row:
-            patches[text] = Patch(key, cells, None, position, audiences)
+            patches[text] = (key, cells, None, position, audiences)
         elif (old := patches.get(text)) is None:
-            patches[text] = Patch(key, None, dict(zip(places, cells, strict=True)), position, audiences)
-        elif old.row is not None:
-            row = list(old.row)
+            patches[text] = (key, None, dict(zip(places, cells, strict=True)), position, audiences)
+        elif old[1] is not None:
+            row = list(old[1])
             for place, cell in zip(places, cells, strict=True):
                 row[place] = cell
-            patches[text] = Patch(key, tuple(row), None, position, audiences or old.audiences)
-        elif old.changes is not None:
-            old.changes.update(zip(places, cells, strict=True))
-            old.position, old.audiences = position, audiences
+            patches[text] = (key, tuple(row), None, position, audiences or old[4])
+        elif old[2] is not None:
+            old[2].update(zip(places, cells, strict=True))
+            patches[text] = (key, None, old[2], position, audiences)
         # Else the row is gone, because a pull saw a later moment: there is nothing to change.
 
 
