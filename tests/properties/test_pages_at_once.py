@@ -82,6 +82,9 @@ def effects(draw: st.DrawFn) -> change_pb2.Effect:
 @st.composite
 def serialized(draw: st.DrawFn) -> bytes:
     effect = draw(effects())
+    if draw(st.integers(0, 9)) == 0:
+        # A field of a later release.
+        effect.MergeFromString(b"\x2a\x01x")
     if draw(st.integers(0, 4)):
         return effect.SerializeToString()
     parts = [change_pb2.Effect(table=effect.table), change_pb2.Effect(type=effect.type)]

@@ -232,14 +232,22 @@ class Folder:
         forms = self._forms.get(data[: 2 + int.from_bytes(data[1:2])])
         if forms is None:
             return None, data
-        for form in forms:
-            if data.startswith(form.head):
-                return form, data
-        effect = change_pb2.Effect.FromString(data)
-        ordered = effect.SerializeToString()
-        head = ordered[: len(ordered) - len(change_pb2.Effect(values=effect.values).SerializeToString())] + _VALUES
-        forms.append(_form_of(head, self._tables[effect.table], effect.type, effect.columns))
-        return forms[-1], ordered
+        form = _that_begins(data, forms)
+        if form is None:
+            effect = change_pb2.Effect.FromString(data)
+            # Fields that only a later release knows come last.
+            data = effect.SerializeToString()
+            form = _that_begins(data, forms)
+            if form is None:
+                before = change_pb2.Effect(table=effect.table, type=effect.type, columns=effect.columns)
+                head = before.SerializeToString() + _VALUES
+                form = _form_of(head, self._tables[effect.table], effect.type, effect.columns)
+                forms.append(form)
+        return form, data
+
+
+def _that_begins(data: bytes, forms: Iterable[_Form]) -> _Form | None:
+    return next((form for form in forms if data.startswith(form.head)), None)
 
 
 def _form_of(head: bytes, table: DeviceTable, kind: int, columns: Sequence[str]) -> _Form:
