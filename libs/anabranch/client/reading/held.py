@@ -30,6 +30,7 @@ from anabranch.client.file.device_file import Tx
 from anabranch.client.file.device_table import DeviceTable
 from anabranch.client.file.sets import change_in
 from anabranch.client.overlay.pendings import Pendings
+from anabranch.client.overlay.rebase import Patch
 from anabranch.client.queue import settle
 from anabranch.client.reading import audience_checks
 from anabranch.client.reading.effects import Folded
@@ -117,7 +118,9 @@ def _drop_rows(
     for keys in row_audiences.seen_through(tx.conn, table.name, gone, left):
         dropped.update(keys)
         try:
-            patches = {key: (tuple(key_cells(table.table, key)), None, None, position, None) for key in keys}
+            patches: dict[str, Patch] = {
+                key: (tuple(key_cells(table.table, key)), None, None, position, None) for key in keys
+            }
         except (ValueError, TypeError):
             patches = {}
         settle.show(tx, Folded(patches={table.name: patches}), {}, pendings, "remote", {})

@@ -219,7 +219,7 @@ def _rows_there(table: DeviceTable, rows: Iterator[bytes]) -> dict[str, Row]:
 
 def _patches(table: DeviceTable, here: dict[str, Row], there: dict[str, Row], position: int) -> dict[str, Patch]:
     row_hash = table.encoder.hash
-    patches = {
+    patches: dict[str, Patch] = {
         text: (table.key_of(row), row, None, position, None)
         for text, row in there.items()
         if text not in here or row_hash(here[text]) != row_hash(row)
