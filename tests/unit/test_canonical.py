@@ -22,8 +22,9 @@ from hypothesis import strategies as st
 
 from anabranch.testkit.cell_strategies import cells
 from anabranch.values import Cell, Column, Kind, Table
-from anabranch.values.canonical import SUM_MODULUS, RowEncoder, table_sum
+from anabranch.values.canonical import SUM_MODULUS, table_sum
 from anabranch.values.cells import Literal
+from anabranch.values.effect_hashes import EffectEncoder
 
 VECTORS = Path(__file__).with_name("canonical_vectors.json")
 TAGS = {
@@ -278,11 +279,12 @@ def test_the_file_is_what_the_second_encoder_makes() -> None:
 )
 def test_rows_and_effects_encode_as_in_the_file(vector: dict[str, Any]) -> None:
     table, row = table_of(vector)
-    encoder = RowEncoder(table)
+    encoder = EffectEncoder(table)
     assert encoder.encode(row).hex() == vector["encoding"]
     assert f"{encoder.hash(row):032x}" == vector["hash"]
     assert encoder.key_hash(row).hex() == vector["key_hash"]
     assert encoder.hashes(row) == (encoder.key_hash(row), encoder.hash(row))
+    assert encoder.row_hashes([row, row]) == [encoder.hash(row)] * 2
     for effect in vector["effects"]:
         assert encoder.effect_hash(effect["type"], row, effect["given"]).hex() == effect["hash"]
     insert = vector["effects"][0]
@@ -295,14 +297,14 @@ def test_a_row_from_before_its_columns_keeps_its_encoding() -> None:
     first, *_ = [vector for vector in vectors() if "initial" in vector]
     before = {name: cell for name, cell in first["columns"].items() if name not in first["initial"]}
     table, row = table_of({"table": first["table"], "key": first["key"], "columns": before})
-    encoder = RowEncoder(table)
+    encoder = EffectEncoder(table)
     assert encoder.encode(row).hex() == first["encoding"]
     assert encoder.effect_hash(1, row).hex() == first["effects"][0]["hash"]
 
 
 def test_a_keys_field_is_never_left_out() -> None:
     table = Table("t", (Column("id", Kind.INT64, "bigint", initial=(7,)),), ("id",))
-    assert RowEncoder(table).encode([7]) == row_bytes("t", ["id"], {"id": {"int64": "7"}}, {"id"})
+    assert EffectEncoder(table).encode([7]) == row_bytes("t", ["id"], {"id": {"int64": "7"}}, {"id"})
 
 
 def test_every_kind_is_in_the_file() -> None:
@@ -341,7 +343,7 @@ def test_both_encoders_agree_on_any_row(data: st.DataObject) -> None:
     columns = {
         name: from_cell(kind, element, cell) for name, (kind, element), cell in zip(names, shapes, row, strict=True)
     }
-    encoder = RowEncoder(table)
+    encoder = EffectEncoder(table)
     encoded = row_bytes(table.name, list(key), columns, set(names), left_out)
     assert encoder.encode(row) == encoded
     assert encoder.hash(row) == int(digest(encoded), 16) == int.from_bytes(encoder.large_hash(row), "big")
@@ -350,6 +352,7 @@ def test_both_encoders_agree_on_any_row(data: st.DataObject) -> None:
     assert encoder.insert_hashes(1, encoder.fields(row)) == (insert, 1, encoder.hash(row))
     assert encoder.key_hash(row).hex() == digest(key_bytes(table.name, list(key), columns))
     assert encoder.hashes(row) == (encoder.key_hash(row), encoder.hash(row))
+    assert encoder.row_hashes([row, row]) == [encoder.hash(row)] * 2
     given_columns = data.draw(st.sets(st.sampled_from(names)))
     for number in range(1, 5):
         not_there = left_out if number == 1 else {}
@@ -359,7 +362,7 @@ def test_both_encoders_agree_on_any_row(data: st.DataObject) -> None:
 
 def test_a_table_sum_counts_every_row_and_goes_round() -> None:
     table = Table("t", (Column("id", Kind.INT64, "bigint"),), ("id",))
-    encoder = RowEncoder(table)
+    encoder = EffectEncoder(table)
     rows: list[list[Cell]] = [[i] for i in range(10)]
     total = sum(int(digest(row_bytes("t", ["id"], {"id": {"int64": str(i)}}, set())), 16) for i in range(10))
     assert total > SUM_MODULUS

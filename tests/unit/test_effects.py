@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from anabranch.testkit.cell_strategies import cells
 from anabranch.v1 import change_pb2, value_pb2
 from anabranch.values import Cell, Column, Kind, Table
-from anabranch.values.canonical import SUM_MODULUS, RowEncoder, table_sum
+from anabranch.values.canonical import SUM_MODULUS, table_sum
 from anabranch.values.cells import Literal
+from anabranch.values.effect_hashes import EffectEncoder
 from anabranch.values.message_bytes import value_bytes, varint
 from anabranch.values.messages import column_reader, column_writer
 from anabranch.wire.effects import Effect, EffectBuilder
@@ -52,7 +53,7 @@ def official(table: Table, effect_type: int, row: list[Cell], columns: list[str]
 
 
 def hash_of(table: Table, row: list[Cell]) -> int:
-    return RowEncoder(table).hash(row)
+    return EffectEncoder(table).hash(row)
 
 
 def key_first(table: Table, columns: list[str]) -> list[str]:
@@ -64,7 +65,7 @@ def key_first(table: Table, columns: list[str]) -> list[str]:
 def test_an_insert_gives_every_column_with_the_keys_first(row: list[Cell]) -> None:
     effect = EffectBuilder(ALL).insert(row)
     assert effect.data == official(ALL, 1, row, key_first(ALL, list(ALL.column_names)))
-    assert effect.hash == RowEncoder(ALL).effect_hash(1, row)
+    assert effect.hash == EffectEncoder(ALL).effect_hash(1, row)
     assert (effect.type, effect.changed, effect.count_change) == (1, (), 1)
     assert effect.hash_change == hash_of(ALL, row)
 
@@ -73,7 +74,7 @@ def test_an_insert_gives_every_column_with_the_keys_first(row: list[Cell]) -> No
 @given(rows, rows, st.sets(st.sampled_from(range(len(SHAPES)))))
 def test_an_update_gives_the_key_and_what_differs(before: list[Cell], other: list[Cell], changes: set[int]) -> None:
     after = [other[i] if i in changes - set(ALL.key_index) else cell for i, cell in enumerate(before)]
-    encoder = RowEncoder(ALL)
+    encoder = EffectEncoder(ALL)
     # Columns differ by the canonical encoding: it tells -0.0 from 0.0 and holds every NaN for one.
     old, new = encoder.fields(before), encoder.fields(after)
     differing = [name for i, name in enumerate(ALL.column_names) if old[i] != new[i]]
@@ -96,11 +97,11 @@ def test_a_delete_and_a_none_give_the_key(row: list[Cell]) -> None:
     key = list(ALL.key_columns)
     deleted = EffectBuilder(ALL).delete(row)
     assert deleted.data == official(ALL, 3, row, key)
-    assert deleted.hash == RowEncoder(ALL).effect_hash(3, row, key)
+    assert deleted.hash == EffectEncoder(ALL).effect_hash(3, row, key)
     assert (deleted.type, deleted.changed, deleted.count_change) == (3, (), -1)
     assert deleted.hash_change == -hash_of(ALL, row)
     nothing = EffectBuilder(ALL).none([row[i] for i in ALL.key_index])
-    assert nothing == Effect(4, official(ALL, 4, row, key), (), RowEncoder(ALL).effect_hash(4, row, key), 0, 0)
+    assert nothing == Effect(4, official(ALL, 4, row, key), (), EffectEncoder(ALL).effect_hash(4, row, key), 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -140,11 +141,11 @@ def test_the_changes_of_effects_lead_to_the_tables_sum(data: st.DataObject) -> N
         else:
             now[key] = row
         count, total = count + effect.count_change, total + effect.hash_change
-    assert (count, total % SUM_MODULUS) == table_sum(RowEncoder(table), now.values())
+    assert (count, total % SUM_MODULUS) == table_sum(EffectEncoder(table), now.values())
 
 
 def test_an_update_names_what_it_gives_also_where_a_row_leaves_it_out() -> None:
-    builder, encoder = EffectBuilder(GROWN), RowEncoder(GROWN)
+    builder, encoder = EffectBuilder(GROWN), EffectEncoder(GROWN)
     old: list[Cell] = [1, 0.5, "a", 5, None]
     new: list[Cell] = [1, 0.5, "a", 6, 0.0]
     back: list[Cell] = [1, 0.5, "b", 5, None]

@@ -16,8 +16,8 @@ import anabranch
 
 LIBS = Path(anabranch.__file__).parent
 PLAIN = (
-    *("calendar", "canonical", "cells", "decimals", "keys", "kinds", "pieces", "postgres_binary", "postgres_text"),
-    *("postgres_types", "python", "sqlite", "table"),
+    *("calendar", "canonical", "cells", "decimals", "effect_hashes", "keys", "kinds", "pieces", "postgres_binary"),
+    *("postgres_text", "postgres_types", "python", "sqlite", "table"),
 )
 VALUES = {"anabranch.errors", "anabranch.values", *(f"anabranch.values.{name}" for name in PLAIN)}
 PURE = {

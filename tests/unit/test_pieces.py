@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from anabranch.values import Column, Kind, Table, pieces
-from anabranch.values.canonical import RowEncoder
+from anabranch.values.effect_hashes import EffectEncoder
 from anabranch.values.pieces import LargeText, Pieces, whole
 from anabranch.wire.effects import Effect, EffectBuilder
 from anabranch.wire.large_effects import LargeEffect, LargeEffectBuilder
@@ -76,7 +76,7 @@ def test_effects_and_hashes_are_those_of_the_row_in_one_piece() -> None:
     for expected, made in pairs:
         assert (made.type, bytes(made.data), *made[2:]) == expected
     assert beats
-    assert RowEncoder(table).hash(large[1]) == RowEncoder(table).hash(plain[1])
+    assert EffectEncoder(table).hash(large[1]) == EffectEncoder(table).hash(plain[1])
 
 
 def test_hashes_of_pieces_leave_out_initial_values() -> None:
@@ -84,12 +84,16 @@ def test_hashes_of_pieces_leave_out_initial_values() -> None:
     columns = (Column("id", Kind.STRING, "text"), Column("raw", Kind.BYTES, "bytea"), Column("a", Kind.JSON, "json"))
     added = [replace(column, initial=(cell,)) for column, cell in zip(columns[1:], initial, strict=True)]
     table = Table("doc", (*columns[:1], *added), ("id",))
-    encoder, builder, large_builder = RowEncoder(table), EffectBuilder(table), LargeEffectBuilder(table, lambda: None)
+    encoder, builder, large_builder = (
+        EffectEncoder(table),
+        EffectBuilder(table),
+        LargeEffectBuilder(table, lambda: None),
+    )
     plain: list[Any] = [("k", RAW, TEXT), ("k", RAW[:-1] + b"!", TEXT + "!"), ("k", None, TEXT[1:])]
     large: list[Any] = [
         ("k", None if raw is None else Pieces(cut(raw, 7)), LargeText(cut(text.encode(), 9))) for _, raw, text in plain
     ]
-    assert encoder.hash(plain[0]) == RowEncoder(Table("doc", columns[:1], ("id",))).hash(["k"])
+    assert encoder.hash(plain[0]) == EffectEncoder(Table("doc", columns[:1], ("id",))).hash(["k"])
     for row, large_row in zip(plain, large, strict=True):
         assert encoder.large_hash(large_row) == encoder.hash(row).to_bytes(16, "big")
         assert encoder.large_hash(large_row, None, 1) == encoder.effect_hash(1, row)

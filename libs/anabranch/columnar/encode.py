@@ -17,7 +17,8 @@ import pyarrow.compute as pc
 from anabranch.columnar.file_columns import OWN, FileColumn, FileTable
 from anabranch.values import Column, Kind, Table
 from anabranch.values.arrow import to_cells
-from anabranch.values.canonical import INSERT_TYPE, INTEGER_TAGS, TEXT_TAGS, value_encoder
+from anabranch.values.canonical import INTEGER_TAGS, TEXT_TAGS, value_encoder
+from anabranch.values.effect_hashes import INSERT_TYPE
 from anabranch.values.parquet import FileCodec, decimal_texts, file_codecs, may_need_text
 
 _LITERAL, _BYTES, _DOUBLE = 0x0D, 0x05, 0x03

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from anabranch.columnar.file_columns import BASE, CAUSE, CHANGES, CONFLICT_FIELDS, KINDS, OWN, FileColumn, FileTable
 from anabranch.columnar.proof import Sum
 from anabranch.values import Cell, Table
-from anabranch.values.canonical import RowEncoder
+from anabranch.values.effect_hashes import EffectEncoder
 from anabranch.values.messages import column_writer
 from anabranch.values.parquet import file_codecs
 
@@ -24,7 +24,7 @@ _Cells = Mapping[str, Cell]
 
 def rows_sum(table: Table, columns: Sequence[Sequence[Cell]]) -> Sum:
     """The sum of the row hashes of columns of cells."""
-    encoder = RowEncoder(table)
+    encoder = EffectEncoder(table)
     return _added([encoder.hash(row) for row in zip(*columns, strict=True)])
 
 
@@ -69,14 +69,14 @@ def _cells(files: FileTable, cells: _Cells) -> list[Cell]:
 
 
 def _row(files: FileTable, cells: _Cells, _: Mapping[str, Any]) -> int:
-    return RowEncoder(files.table).hash(_cells(files, cells))
+    return EffectEncoder(files.table).hash(_cells(files, cells))
 
 
 def _effect(files: FileTable, cells: _Cells, own: Mapping[str, Any]) -> int:
     names = enumerate(files.table.column_names)
     had = [name for i, name in names if i not in files.ends or own["position"] < files.ends[i]]
     given = {"insert": had, "update": own["changed"] or ()}.get(own["type"], ())
-    digest = RowEncoder(files.table).effect_hash(_TYPES[own["type"]], _cells(files, cells), given)
+    digest = EffectEncoder(files.table).effect_hash(_TYPES[own["type"]], _cells(files, cells), given)
     return int.from_bytes(digest, "big")
 
 

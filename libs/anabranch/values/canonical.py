@@ -28,26 +28,26 @@ Parquet. All integers are big-endian; a *text* is a 32 bit length in bytes and t
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from hashlib import blake2b
+from itertools import islice
 from operator import itemgetter
 from typing import Any
 
 from anabranch.values.cells import Cell, Literal
 from anabranch.values.kinds import ByKind, Kind, NoFormError
-from anabranch.values.pieces import Pieces
 from anabranch.values.table import Table
 
 SUM_MODULUS = 1 << 128
 _DIGEST_BYTES = 16
-INSERT_TYPE = 1
-"""``anabranch.v1.EFFECT_TYPE_INSERT``: the one type of effect that leaves out what a row does."""
 _SHORT = 256
 """Heads of lengths below this are made in advance."""
-_pack_u32 = struct.Struct(">I").pack
+_AT_ONCE = 1_000
+"""So many rows are encoded together."""
+pack_u32 = struct.Struct(">I").pack
 # Copying a prepared state costs less than making one.
-_new_hash = blake2b(digest_size=_DIGEST_BYTES).copy
+new_hash = blake2b(digest_size=_DIGEST_BYTES).copy
 
 Encoder = Callable[[Any], bytes]
 """Converts a cell to its encoding. The encoders of a RowEncoder's columns put the column's name before it."""
@@ -58,14 +58,14 @@ def _text(tag: int, prefix: bytes) -> Encoder:
     # Kept: a table is compiled anew whenever its description changes, mostly with the columns that it had.
     null = prefix + b"\x00"
     head = prefix + bytes((tag,))
-    heads = tuple(head + _pack_u32(n) for n in range(_SHORT))
+    heads = tuple(head + pack_u32(n) for n in range(_SHORT))
 
     def encode(cell: str | None) -> bytes:
         if cell is None:
             return null
         raw = cell.encode()
         size = len(raw)
-        return heads[size] + raw if size < _SHORT else head + _pack_u32(size) + raw
+        return heads[size] + raw if size < _SHORT else head + pack_u32(size) + raw
 
     return encode
 
@@ -110,7 +110,7 @@ def _bytes(prefix: bytes) -> Encoder:
     head = prefix + b"\x05"
 
     def encode(cell: bytes | None) -> bytes:
-        return null if cell is None else head + _pack_u32(len(cell)) + cell
+        return null if cell is None else head + pack_u32(len(cell)) + cell
 
     return encode
 
@@ -124,7 +124,7 @@ def _array(element: Encoder, prefix: bytes) -> Encoder:
         if type(cell) is Literal:
             return literal(cell)
         parts = [value(c) if type(c) is tuple else element(c) for c in cell]
-        return b"\x0c" + _pack_u32(len(parts)) + b"".join(parts)
+        return b"\x0c" + pack_u32(len(parts)) + b"".join(parts)
 
     return lambda cell: prefix + value(cell)
 
@@ -132,7 +132,6 @@ def _array(element: Encoder, prefix: bytes) -> Encoder:
 TEXT_TAGS = ByKind(
     __name__, {Kind.STRING: 0x04, Kind.DECIMAL: 0x06, Kind.JSON: 0x0A, Kind.UUID: 0x0B, Kind.LITERAL: 0x0D}
 )
-_LARGE_TAGS = {**TEXT_TAGS, Kind.BYTES: 0x05}
 INTEGER_TAGS = {Kind.INT64: 0x02, Kind.TIMESTAMP: 0x07, Kind.DATE: 0x08, Kind.TIME: 0x09}
 
 
@@ -155,13 +154,15 @@ def value_encoder(kind: Kind, element_kind: Kind | None = None, prefix: bytes = 
     raise NoFormError(kind, __name__)
 
 
-def _name(name: str) -> bytes:
+def name_bytes(name: str) -> bytes:
+    """A name as text."""
     raw = name.encode()
-    return _pack_u32(len(raw)) + raw
+    return pack_u32(len(raw)) + raw
 
 
-def _digest(encoded: bytes) -> bytes:
-    state = _new_hash()
+def digest_of(encoded: bytes) -> bytes:
+    """The hash of an encoding, 16 bytes."""
+    state = new_hash()
     state.update(encoded)
     return state.digest()
 
@@ -178,18 +179,18 @@ def _row_order(order: Sequence[int], initial: Mapping[int, bytes]) -> Callable[[
 class RowEncoder:
     """Encodes and hashes rows of one table. Rows are sequences of cells in the order of ``table.columns``.
 
-    A caller that needs a row's hash and an effect's as well, or the hashes of two rows that differ little, makes the
-    fields once: ``fields(row)`` has them in the order of the columns, with those that a row leaves out.
+    ``fields(row)`` has a row's fields in the order of the columns, with those that a row leaves out.
     """
 
-    __slots__ = ("_columns", "_encoders", "_head", "_index", "_initial", "_key", "_ordered", "_rank")
+    __slots__ = ("_encoders", "_head", "_initial", "_key", "_new", "_ordered", "_rank")
 
     def __init__(self, table: Table) -> None:
-        names = [_name(column.name) for column in table.columns]
+        names = [name_bytes(column.name) for column in table.columns]
         self._encoders = [
             value_encoder(c.kind, c.element_kind, name) for c, name in zip(table.columns, names, strict=True)
         ]
-        self._head = _name(table.name) + _pack_u32(len(table.key_columns))
+        self._head = name_bytes(table.name) + pack_u32(len(table.key_columns))
+        self._new = blake2b(self._head, digest_size=_DIGEST_BYTES).copy
         # The place at which a key's value begins in its field.
         self._key = [(i, len(names[i])) for i in table.key_index]
         order = sorted(range(len(names)), key=lambda i: table.columns[i].name.encode())
@@ -201,8 +202,6 @@ class RowEncoder:
         }
         self._ordered = _row_order(order, self._initial)
         self._rank = {i: rank for rank, i in enumerate(order)}
-        self._index = table.index
-        self._columns = table.columns
 
     @property
     def encoders(self) -> Sequence[Encoder]:
@@ -225,18 +224,29 @@ class RowEncoder:
         """The canonical bytes of ``row``."""
         return self.encode_fields(self.fields(row))
 
-    def hash_fields(self, fields: Sequence[bytes]) -> int:
-        """The row hash, from the row's fields: a number below 2**128."""
-        return int.from_bytes(_digest(self.encode_fields(fields)), "big")
-
     def hash(self, row: Sequence[Cell]) -> int:
         """The row hash of ``row``: a number below 2**128."""
-        return int.from_bytes(_digest(self.encode_fields(self.fields(row))), "big")
+        return int.from_bytes(digest_of(self.encode_fields(self.fields(row))), "big")
+
+    def row_hashes(self, rows: Sequence[Sequence[Cell]]) -> list[int]:
+        """The row hashes of ``rows``, which are encoded column by column, in half the time."""
+        fields = [list(map(encode, column)) for encode, column in zip(self._encoders, zip(*rows, strict=True))]  # noqa: B905
+        if not fields:
+            return []
+        keys = [[field[start:] for field in fields[i]] for i, start in self._key]
+        for i, initial in self._initial.items():
+            fields[i] = [b"" if field == initial else field for field in fields[i]]
+        hashes, new, join, number = list[int](), self._new, b"".join, int.from_bytes
+        for parts in zip(*keys, *[fields[i] for i in self._rank], strict=True):
+            state = new()
+            state.update(join(parts))
+            hashes.append(number(state.digest(), "big"))
+        return hashes
 
     def key_hash(self, row: Sequence[Cell]) -> bytes:
         """The key hash of ``row``, of which only the key's cells are looked at."""
         encoders = self._encoders
-        return _digest(self._head + b"".join([encoders[i](row[i])[start:] for i, start in self._key]))
+        return digest_of(self._head + b"".join([encoders[i](row[i])[start:] for i, start in self._key]))
 
     def hashes(self, row: Sequence[Cell]) -> tuple[bytes, int]:
         """The key hash and the row hash of ``row``."""
@@ -244,73 +254,13 @@ class RowEncoder:
         key = self._head
         for i, start in self._key:
             key += fields[i][start:]
-        return _digest(key), int.from_bytes(_digest(key + b"".join(self._ordered(fields))), "big")
-
-    def effect_hash(self, effect_type: int, row: Sequence[Cell], given: Collection[str] | None = None) -> bytes:
-        """The hash, 16 bytes, of an effect of ``effect_type`` that gives the columns ``given`` (None: all) of ``row``;
-        the key's always."""
-        fields = self.fields(row)
-        places = self.places(range(len(fields)) if given is None else (self._index[name] for name in given))
-        if effect_type == INSERT_TYPE:
-            places = tuple([i for i in places if fields[i] != self._initial.get(i)])
-        return self.effect_hash_fields(effect_type, fields, places)
-
-    def places(self, given: Iterable[int]) -> tuple[int, ...]:
-        """The places of the columns ``given`` and of the key's, in the order in which an effect's encoding has them."""
-        key = (i for i, _ in self._key)
-        return tuple(sorted({*given, *key}, key=self._rank.__getitem__))
-
-    def effect_hash_fields(self, effect_type: int, fields: Sequence[bytes], places: Iterable[int]) -> bytes:
-        """``effect_hash`` from the fields of a row at ``places`` (as the method gives them), of which none is left
-        out."""
-        head = bytes((effect_type,)) + self._head
-        for i, start in self._key:
-            head += fields[i][start:]
-        return _digest(head + b"".join([fields[i] for i in places]))
-
-    def large_hash(
-        self, row: Sequence[Cell], places: Iterable[int] | None = None, effect_type: int | None = None
-    ) -> bytes:
-        """The row hash of ``row`` as bytes, or that of an effect with the columns at ``places`` (as the method gives
-        them; None: all of an INSERT): one field is made after the other, and no field of a value in pieces is built, so
-        that no row is held twice."""
-        encoders, initial = self._encoders, self._initial if places is None else {}
-        state = _new_hash()
-        state.update(b"" if effect_type is None else bytes((effect_type,)))
-        state.update(self._head)
-        for i, start in self._key:
-            state.update(encoders[i](row[i])[start:])
-        for i in self.places(range(len(encoders))) if places is None else places:
-            cell = row[i]
-            if i in initial and self._is_initial(i, cell):
-                continue
-            if isinstance(cell, Pieces):
-                column = self._columns[i]
-                state.update(_name(column.name) + bytes((_LARGE_TAGS[column.kind],)) + _pack_u32(len(cell)))
-                for part in cell.parts:
-                    state.update(part)
-            else:
-                state.update(encoders[i](cell))
-        return state.digest()
-
-    def _is_initial(self, place: int, cell: Any) -> bool:
-        left_out = self._initial[place]
-        if isinstance(cell, Pieces) and len(cell) > len(left_out):
-            return False
-        return self._encoders[place](cell) == left_out
-
-    def insert_hashes(self, effect_type: int, fields: Sequence[bytes]) -> tuple[bytes, int, int]:
-        """The hash of an INSERT, which gives a whole new row, and its additions to the table sum (1, and the row's
-        hash)."""
-        encoded = self.encode_fields(fields)
-        row_hash = int.from_bytes(_digest(encoded), "big")
-        return _digest(bytes((effect_type,)) + encoded), 1, row_hash
+        return digest_of(key), int.from_bytes(digest_of(key + b"".join(self._ordered(fields))), "big")
 
 
 def table_sum(encoder: RowEncoder, rows: Iterable[Sequence[Cell]]) -> tuple[int, int]:
     """Count and hash sum of ``rows``."""
-    count = total = 0
-    for row in rows:
-        count += 1
-        total += encoder.hash(row)
+    count, total, left = 0, 0, iter(rows)
+    while chunk := list(islice(left, _AT_ONCE)):
+        count += len(chunk)
+        total += sum(encoder.row_hashes(chunk))
     return count, total % SUM_MODULUS

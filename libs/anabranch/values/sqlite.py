@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from anabranch.values.cells import Cell, Literal
@@ -155,6 +155,15 @@ def loader(column: Column) -> Convert | None:
     return _load_array(column.element_kind or Kind.STRING) if column.kind is Kind.ARRAY else _LOAD[column.kind]
 
 
+def _by_column(rows: Sequence[Any], conversions: Sequence[tuple[int, Convert]]) -> Sequence[Any]:
+    if not conversions or not rows:
+        return rows
+    columns: list[Iterable[Any]] = list(zip(*rows, strict=True))
+    for i, convert in conversions:
+        columns[i] = map(convert, columns[i])
+    return list(zip(*columns, strict=True))
+
+
 class RowCodec:
     """Converts rows of one table, column by column; rows are in the order of ``table.columns``."""
 
@@ -182,6 +191,14 @@ class RowCodec:
         for i, convert in self._load:
             out[i] = convert(out[i])
         return tuple(out)
+
+    def store_rows(self, rows: Sequence[tuple[Cell, ...]]) -> Sequence[tuple[Any, ...]]:
+        """The stored forms of rows of cells."""
+        return _by_column(rows, self._store)
+
+    def load_rows(self, rows: Sequence[StoredRow]) -> Sequence[tuple[Cell, ...]]:
+        """The cells of stored rows."""
+        return _by_column(rows, self._load)
 
     def same(self, a: StoredRow | None, b: StoredRow | None) -> bool:
         """Whether two stored rows are equal, the sign of zeros included."""

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from anabranch.v1 import change_pb2
 from anabranch.values import Cell, Kind, Table
-from anabranch.values.canonical import RowEncoder
+from anabranch.values.effect_hashes import EffectEncoder
 from anabranch.values.message_bytes import LENGTH_DELIMITED, delimited, field_number, value_writer, varint
 
 INSERT, UPDATE, DELETE, NONE = (
@@ -50,7 +50,7 @@ class EffectParts:
         values = self._tag = varint(field_number(change_pb2.Effect, "values") << 3 | LENGTH_DELIMITED)
         columns = field_number(change_pb2.Effect, "columns")
         self.table = table
-        self._encoder = RowEncoder(table)
+        self._encoder = EffectEncoder(table)
         self._key = table.key_index
         rest = [i for i in range(len(table.columns)) if i not in self._key]
         self._rest = tuple(rest)

@@ -26,8 +26,9 @@ from anabranch.columnar.manifest import (
 from anabranch.columnar.proof import effect_sum
 from anabranch.v1 import change_pb2
 from anabranch.values import Cell, Column, Kind, Table
-from anabranch.values.canonical import SUM_MODULUS, RowEncoder
+from anabranch.values.canonical import SUM_MODULUS
 from anabranch.values.cells import Literal
+from anabranch.values.effect_hashes import EffectEncoder
 from anabranch.values.parquet import file_codecs
 from anabranch.values.table import FormerColumn
 from anabranch.wire.effects import INSERT, UPDATE, EffectBuilder
@@ -181,7 +182,7 @@ def test_effects_of_each_moment_are_read_and_added_up_by_the_columns_of_then() -
     assert (found.count, found.total) == (len(made), total % SUM_MODULUS)
     assert {effect.type for _, effect in made} == {INSERT, UPDATE}
     # Its field counts where it was given, also when it is the initial value.
-    assert made[-1][1].hash == RowEncoder(LATER).effect_hash(UPDATE, ["e", "1.50", None], ["qty"])
+    assert made[-1][1].hash == EffectEncoder(LATER).effect_hash(UPDATE, ["e", "1.50", None], ["qty"])
 
 
 def test_an_effect_names_no_column_that_its_table_never_had() -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from operator import itemgetter
 from types import MappingProxyType
 from typing import Any
 
@@ -15,6 +16,7 @@ from anabranch.merge.model import Policy
 from anabranch.v1 import snapshot_pb2, value_pb2
 from anabranch.values import Cell, Column, Kind, Table, key_text
 from anabranch.values.canonical import RowEncoder
+from anabranch.values.kinds import TEXT_KINDS
 from anabranch.values.messages import Writer, column_reader, column_writer
 from anabranch.values.sqlite import RowCodec, declared_type, storer
 
@@ -120,6 +122,9 @@ class DeviceTable:
         self.delete_sql = f"DELETE FROM {self.quoted} WHERE {match}"
         # The stored form of a key is the cell itself but for booleans, which are equal to it.
         self._key_loaders = [(p, bool) for p, i in enumerate(table.key_index) if table.columns[i].kind is Kind.BOOL]
+        single_text = len(table.key_columns) == 1 and table.by_name[table.key_columns[0]].kind in TEXT_KINDS
+        self.key_text: Callable[[Sequence[Any]], str] = itemgetter(0) if single_text else self._key_text
+        """The key text of a stored key, or of one of cells."""
         visible = [c for c in table.columns if c.name not in hidden]
         self.writable = {c.sql_name: c for c in (*visible, *gone)}
         """The columns that the app knows, by their names in SQL; generated ones included."""
@@ -155,8 +160,7 @@ class DeviceTable:
         """The key in a row of cells or a stored row."""
         return tuple(row[i] for i in self.table.key_index)
 
-    def key_text(self, key: Sequence[Any]) -> str:
-        """The key text of a stored key, or of one of cells."""
+    def _key_text(self, key: Sequence[Any]) -> str:
         if self._key_loaders:
             cells = list(key)
             for position, load in self._key_loaders:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
 
 from anabranch.client.file import audience_sums, row_audiences
 from anabranch.client.file.device_file import Tx
@@ -13,15 +12,7 @@ from anabranch.values import Cell
 
 Base = tuple[Cell, ...] | None
 """A base image: the row's cells, or None where the base has no such row."""
-
-
-class Changed(NamedTuple):
-    """A change of a base. ``audiences``: the row's new ones; None: those that it had."""
-
-    key: str
-    old: Base
-    new: Base
-    audiences: frozenset[str] | None
+Audiences = frozenset[str] | None
 
 
 def add_to_sum(tx: Tx, table: str, rows: int, hash_change: int) -> None:
@@ -37,26 +28,29 @@ def add_to_sum(tx: Tx, table: str, rows: int, hash_change: int) -> None:
         tx.standing.tables[table] = kept._replace(rows=count + rows, hash=total)
 
 
-def sum_up(tx: Tx, table: DeviceTable, changed: Sequence[Changed]) -> None:
-    """Keep the sums right, and each row's audiences, after bases were changed."""
-    if not changed:
-        return
-    hash_of = table.encoder.hash
-    if table.restricted:
-        _by_audience(tx, table, [(c, _hash(hash_of, c.old), _hash(hash_of, c.new)) for c in changed])
-        return
-    gone = [hash_of(c.old) for c in changed if c.old is not None]
-    come = [hash_of(c.new) for c in changed if c.new is not None]
-    if gone or come:
+def sum_up(tx: Tx, table: DeviceTable, changed: Mapping[str, Audiences], old: list[Base], new: list[Base]) -> None:
+    """Keep the sums right, and each row's audiences, after bases were changed: of each key text those audiences that
+    are new (None: it keeps its own), and the base before and after it."""
+    row_hashes = table.encoder.row_hashes
+    gone, come = (
+        row_hashes([row for row in old if row is not None]),
+        row_hashes([row for row in new if row is not None]),
+    )
+    if table.restricted and changed:
+        _by_audience(tx, table, changed, _each(gone, old), _each(come, new))
+    elif gone or come:
         add_to_sum(tx, table.name, len(come) - len(gone), sum(come) - sum(gone))
 
 
-def _hash(hash_of: Callable[[Sequence[Cell]], int], base: Base) -> int | None:
-    return None if base is None else hash_of(base)
+def _each(hashes: Iterable[int], bases: Iterable[Base]) -> list[int | None]:
+    left = iter(hashes)
+    return [None if row is None else next(left) for row in bases]
 
 
-def _by_audience(tx: Tx, table: DeviceTable, hashed: Sequence[tuple[Changed, int | None, int | None]]) -> None:
-    kept = row_audiences.read(tx.conn, table.name, [c.key for c, _, _ in hashed])
+def _by_audience(
+    tx: Tx, table: DeviceTable, changed: Mapping[str, Audiences], olds: list[int | None], news: list[int | None]
+) -> None:
+    kept = row_audiences.read(tx.conn, table.name, changed)
     by_audience: dict[str, tuple[int, int]] = {}
     rows = total = 0
     put: list[tuple[str, Iterable[str]]] = []
@@ -67,19 +61,19 @@ def _by_audience(tx: Tx, table: DeviceTable, hashed: Sequence[tuple[Changed, int
             before, so_far = by_audience.get(audience, (0, 0))
             by_audience[audience] = (before + count, so_far + change)
 
-    for changed, old, new in hashed:
-        before = kept.get(changed.key, NOBODYS)
+    for (key, audiences), old, new in zip(changed.items(), olds, news, strict=True):
+        before = kept.get(key, NOBODYS)
         if old is not None:
             rows, total = rows - 1, total - old
             add(before, -1, -old)
         if new is not None:
-            after = before if changed.audiences is None else changed.audiences
+            after = before if audiences is None else audiences
             rows, total = rows + 1, total + new
             add(after, 1, new)
-            if after != before or changed.key not in kept:
-                put.append((changed.key, after))
-        elif changed.key in kept:
-            gone.append(changed.key)
+            if after != before or key not in kept:
+                put.append((key, after))
+        elif key in kept:
+            gone.append(key)
     row_audiences.put(tx.conn, table.name, put)
     row_audiences.remove(tx.conn, table.name, gone)
     add_to_sum(tx, table.name, rows, total)

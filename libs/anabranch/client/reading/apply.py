@@ -176,7 +176,7 @@ class _Bases:
         self.newest: dict[tuple[str, str], position_pb2.TableSum] = {}
 
     def _new_folder(self) -> Folder:
-        return Folder(self._tx.tables, self._skip, alone=self._tx.state.chosen is not None)
+        return Folder(self._tx.tables, self._skip)
 
     def take(self, part: change_pb2.LoggedGroup) -> None:
         """Take one part of a group."""
@@ -214,6 +214,7 @@ class _Bases:
 
     def _show(self, touched: settle.Touched) -> None:
         """Change the bases by what was folded so far, and show the ``touched`` rows again."""
+        self._folded.read()
         self._skip.update(dict.fromkeys(self._folded.misfits, _NEVER))
         settle.show(self._tx, self._folded, touched, self._pendings, "remote", self._lenient)
         self.losers += self._folded.losers
@@ -221,6 +222,7 @@ class _Bases:
 
     def finish(self, touched: settle.Touched) -> None:
         """Change the bases by the rest, and show the rows again whose batches have left the queue."""
+        self._folded.read()
         self._skip.update(dict.fromkeys(self._folded.misfits, _NEVER))
         # The own writes that a table shows are not in its base before it has been pulled.
         self._show({name: keys for name, keys in touched.items() if self._skip.get(name) != _NEVER})

@@ -10,15 +10,16 @@ and on disk beyond it, and are read again, part by part, inside the one transact
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, repeat
-from typing import IO
+from typing import IO, Any, NamedTuple
 
 from anabranch.client.file.device_table import DeviceTable
 from anabranch.client.overlay.rebase import Patch
+from anabranch.client.reading.effect_values import ColumnReader, read_columns, reader_of
 from anabranch.v1 import change_pb2
-from anabranch.values.messages import Reader
+from anabranch.values.cells import Cell
 
 _MEMORY_BYTES = 8 * 1024 * 1024
 _LENGTH_BYTES = 8
@@ -26,15 +27,12 @@ _LENGTH_BYTES = 8
 INSERT = int(change_pb2.EFFECT_TYPE_INSERT)
 UPDATE = int(change_pb2.EFFECT_TYPE_UPDATE)
 DELETE = int(change_pb2.EFFECT_TYPE_DELETE)
+_CHANGES = frozenset({INSERT, UPDATE, DELETE})
+_NAMES_TABLE = b"\x0a"
 
 
-_NAMES_TABLE = change_pb2.Effect(table="x").SerializeToString()[:1]
-"""The first byte of an effect whose first field is its table."""
-
-
-def _beginning(table: str) -> bytes:
-    """The first bytes of an effect on ``table``, as every serializer writes it that writes fields in their order."""
-    return change_pb2.Effect(table=table).SerializeToString()
+_VALUES = b"\x22"
+"""The tag of an effect's values, which follow its other fields."""
 
 
 class Spool:
@@ -77,48 +75,124 @@ class Spool:
             self.schema_change = b""
 
 
+_Decoded = tuple[str, tuple[Any, ...], tuple[Cell, ...]]
+"""An effect's key text, the stored key, and cells: of the whole row, or its form's ``changes``."""
+
+
+@dataclass(eq=False, slots=True)
+class _Form:
+    """Effects of one table, type and list of columns: those that begin with ``head``. ``readers``: of each of these
+    columns, None for one that is not here. ``key``: where the key's are. ``row``: where the table's are, None for one
+    that is not given; empty where an effect does not make a whole row. ``changes``: the places of those that are here,
+    in the effect and in the row."""
+
+    head: bytes
+    table: DeviceTable
+    kind: int
+    readers: list[ColumnReader | None]
+    key: list[int]
+    row: list[int | None]
+    changes: list[tuple[int, int]]
+
+    def read(self, effects: Sequence[bytes]) -> Iterator[_Decoded]:
+        """Read effects. Raises ValueError where a value does not fit its column, or one of the key is lacking."""
+        if len(self.key) < len(self.table.table.key_columns):
+            raise ValueError("a row of the log lacks a column of the key")
+        start, table = len(self.head) - len(_VALUES), self.table
+        columns = read_columns([data[start:] for data in effects], self.readers)
+        key = [columns[p] for p in self.key]
+        keys = list(zip(*key, strict=True))
+        if any(None in one for one in key):
+            raise ValueError("a row of the log has no key")
+        texts = map(table.key_text, keys)
+        if self.row:
+            given = [repeat(blank) if p is None else columns[p] for p, blank in zip(self.row, table.blank, strict=True)]
+        else:
+            given = [columns[p] for p, _ in self.changes]
+        return zip(texts, keys, zip(*given, strict=False), strict=False)
+
+
+class _Run(NamedTuple):
+    """Effects of one form that follow each other in a group, at ``position``; ``whose``: the audiences of each."""
+
+    form: _Form
+    position: int
+    effects: list[bytes]
+    whose: list[change_pb2.Audiences | None]
+
+
 @dataclass
 class Folded:
     """The result of some groups, or of some parts of one. ``patches``: table to key text to patch. ``losers``: as the
-    log has them. ``rows``: how many effects were read. ``misfits``: tables whose effects do not fit their columns here,
-    and why: they were changed on the server since, or before."""
+    log has them. ``rows``: how many effects there were. ``misfits``: tables whose effects do not fit their columns
+    here, and why: they were changed on the server since, or before. ``waiting``: effects that are still to be read."""
 
     patches: dict[str, dict[str, Patch]] = field(default_factory=dict)
     losers: list[change_pb2.Loser] = field(default_factory=list)
     rows: int = 0
     misfits: dict[str, str] = field(default_factory=dict)
+    waiting: list[_Run] = field(default_factory=list)
+
+    def read(self) -> None:
+        """Read what is waiting, form by form, and fold it in its order. Raises google.protobuf.message.DecodeError for
+        an unreadable effect."""
+        waiting, self.waiting = self.waiting, []
+        effects = dict[_Form, list[bytes]]()
+        for run in waiting:
+            effects.setdefault(run.form, []).extend(run.effects)
+        read = dict[_Form, Iterator[_Decoded]]()
+        for form, data in effects.items():
+            try:
+                read[form] = form.read(data)
+            except ValueError as error:
+                self.misfits[form.table.name] = str(error)
+        for name in self.misfits:
+            self.patches.pop(name, None)
+        for run in waiting:
+            if run.form.table.name not in self.misfits:
+                _fold(run, read[run.form], self.patches.setdefault(run.form.table.name, {}))
 
 
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """The way to read effects of one table with one list of columns. ``readers``: place in the effect, place in the
-    row. ``key``: the readers of the key's columns, in the key's order. ``whole``: the readers of all columns where an
-    effect gives every one, in the table's order; else empty."""
-
-    table: DeviceTable
-    readers: list[tuple[int, int, Reader]]
-    key: list[tuple[int, Reader]]
-    whole: list[Reader]
+def _fold(run: _Run, read: Iterator[_Decoded], patches: dict[str, Patch]) -> None:
+    form, position, restricted = run.form, run.position, run.form.table.restricted
+    places = [place for _, place in form.changes]
+    for whose, (text, key, cells) in zip(run.whose, read, strict=False):
+        audiences = frozenset(whose.values) if whose is not None and restricted else None
+        if form.kind == DELETE:
+            patches[text] = (key, None, None, position, None)
+        elif form.row:
+            patches[text] = (key, cells, None, position, audiences)
+        elif (old := patches.get(text)) is None:
+            patches[text] = (key, None, dict(zip(places, cells, strict=True)), position, audiences)
+        elif old[1] is not None:
+            row = list(old[1])
+            for place, cell in zip(places, cells, strict=True):
+                row[place] = cell
+            patches[text] = (key, tuple(row), None, position, audiences or old[4])
+        elif old[2] is not None:
+            old[2].update(zip(places, cells, strict=True))
+            patches[text] = (key, None, old[2], position, audiences)
+        # Else the row is gone, because a pull saw a later moment: there is nothing to change.
 
 
 class Folder:
     """Folds groups into ``Folded``. It carries an effect that a part left incomplete, so one is needed for each group
-    that is split; ``skip`` gives the position up to which a table already has all effects. ``alone``: most effects are
-    likely to be of other tables than these, and are passed over unread."""
+    that is split; ``skip`` gives the position up to which a table already has all effects. Effects of other tables than
+    these are passed over unread: they are no longer synced, not yet, or not held here; Describe follows when the
+    schema's version is new."""
 
-    def __init__(self, tables: Mapping[str, DeviceTable], skip: Mapping[str, int], alone: bool = False) -> None:
+    def __init__(self, tables: Mapping[str, DeviceTable], skip: Mapping[str, int]) -> None:
         self._tables = tables
-        self._others = alone
-        self._beginnings = tuple(_beginning(name) for name in tables) if alone else ()
         self._skip = skip
-        self._plans: dict[tuple[str, tuple[str, ...]], _Plan | None] = {}
+        # By the first bytes of a table's effects, as every serializer writes them that writes fields in their order.
+        self._forms = {change_pb2.Effect(table=name).SerializeToString(): list[_Form]() for name in tables}
         self._rest = b""
         self._rest_whose: change_pb2.Audiences | None = None
 
     def fold(self, group: change_pb2.LoggedGroup, into: Folded) -> None:
-        """Add one group, or one part of one. Raises google.protobuf.message.DecodeError for an unreadable effect."""
-        position = group.position
-        parse = change_pb2.Effect.FromString
+        """Add one group, or one part of one; ``into`` is to be read when all are there. Raises
+        google.protobuf.message.DecodeError for an unreadable effect."""
+        run: _Run | None = None
         for batch in group.batches:
             into.losers.extend(batch.losers)
             effects, whose = list(batch.effects), self._whose(batch)
@@ -127,15 +201,17 @@ class Folder:
                 self._rest = b""
             if batch.effect_incomplete:
                 self._rest = effects.pop()
+            into.rows += len(effects)
             for data, audiences in zip(effects, whose, strict=False):
-                if self._others and data.startswith(_NAMES_TABLE) and not data.startswith(self._beginnings):
-                    continue
-                effect = parse(data)
-                try:
-                    self._effect(effect, audiences, position, into)
-                except ValueError as error:
-                    into.misfits[effect.table] = str(error)
-                    into.patches.pop(effect.table, None)
+                if run is None or not data.startswith(run.form.head):
+                    form, data = self._form(data)
+                    run = None if form is None else _Run(form, group.position, [], [])
+                    if form is None or run is None:
+                        continue
+                    if form.kind in _CHANGES and group.position > self._skip.get(form.table.name, 0):
+                        into.waiting.append(run)
+                run.effects.append(data)
+                run.whose.append(audiences)
 
     def _whose(self, batch: change_pb2.LoggedBatch) -> Iterable[change_pb2.Audiences | None]:
         """The audiences of a batch's effects, or None for each of them. Those of an effect that is split may come with
@@ -149,61 +225,39 @@ class Folder:
             self._rest_whose = whose[-1] if batch.effect_incomplete else None
         return chain(whose, repeat(None))
 
-    def _plan(self, name: str, columns: tuple[str, ...]) -> _Plan | None:
-        table = self._tables.get(name)
-        if table is None:
-            return None
-        index = table.table.index
-        places = {c: p for p, c in enumerate(columns)}
-        readers = [(p, index[c], table.readers[index[c]]) for c, p in places.items() if c in index]
-        key = [(places[c], table.readers[index[c]]) for c in table.table.key_columns if c in places]
-        if len(key) < len(table.table.key_columns):
-            raise ValueError("a row of the log lacks a column of the key")
-        return _Plan(table, readers, key, table.readers if columns == table.table.column_names else [])
+    def _form(self, data: bytes) -> tuple[_Form | None, bytes]:
+        """The form of an effect, None for one that is passed over, and its bytes with fields in their order."""
+        if not data.startswith(_NAMES_TABLE):
+            data = change_pb2.Effect.FromString(data).SerializeToString()
+        forms = self._forms.get(data[: 2 + int.from_bytes(data[1:2])])
+        if forms is None:
+            return None, data
+        form = _that_begins(data, forms)
+        if form is None:
+            effect = change_pb2.Effect.FromString(data)
+            # Fields that only a later release knows come last.
+            data = effect.SerializeToString()
+            form = _that_begins(data, forms)
+            if form is None:
+                before = change_pb2.Effect(table=effect.table, type=effect.type, columns=effect.columns)
+                head = before.SerializeToString() + _VALUES
+                form = _form_of(head, self._tables[effect.table], effect.type, effect.columns)
+                forms.append(form)
+        return form, data
 
-    def _effect(
-        self, effect: change_pb2.Effect, whose: change_pb2.Audiences | None, position: int, into: Folded
-    ) -> None:
-        name = effect.table
-        kind = effect.type
-        if kind not in (INSERT, UPDATE, DELETE) or position <= self._skip.get(name, 0) or name in into.misfits:
-            return
-        shape = (name, tuple(effect.columns))
-        try:
-            plan = self._plans[shape]
-        except KeyError:
-            plan = self._plans[shape] = self._plan(*shape)
-        if plan is None:
-            # No longer synced, not yet, or not held here: Describe follows when the schema's version is new.
-            return
-        table = plan.table
-        values = effect.values
-        into.rows += 1
-        key = tuple([read(values[p]) for p, read in plan.key])
-        text = table.key_text(key)
-        patches = into.patches.setdefault(name, {})
-        old = patches.get(text)
-        if kind == DELETE:
-            patches[text] = Patch(key, None, None, position)
-            return
-        audiences = frozenset(whose.values) if whose is not None and table.restricted else None
-        if plan.whole:
-            row = tuple([read(value) for read, value in zip(plan.whole, values, strict=True)])
-            patches[text] = Patch(key, row, None, position, audiences)
-            return
-        cells = {i: read(values[p]) for p, i, read in plan.readers}
-        if kind == INSERT or (table.restricted and len(cells) == len(table.readers)):
-            # A column that the effect does not know came after it.
-            row = tuple([cells.get(i, blank) for i, blank in enumerate(table.blank)])
-            patches[text] = Patch(key, row, None, position, audiences)
-        elif old is None:
-            patches[text] = Patch(key, None, cells, position, audiences)
-        elif old.row is not None:
-            changed = list(old.row)
-            for i, cell in cells.items():
-                changed[i] = cell
-            patches[text] = Patch(key, tuple(changed), None, position, audiences or old.audiences)
-        elif old.changes is not None:
-            old.changes.update(cells)
-            old.position, old.audiences = position, audiences
-        # Else the row is gone, because a pull saw a later moment: there is nothing to change.
+
+def _that_begins(data: bytes, forms: Iterable[_Form]) -> _Form | None:
+    return next((form for form in forms if data.startswith(form.head)), None)
+
+
+def _form_of(head: bytes, table: DeviceTable, kind: int, columns: Sequence[str]) -> _Form:
+    index, places = table.table.index, {name: p for p, name in enumerate(columns)}
+    key = [places[name] for name in table.table.key_columns if name in places]
+    readers = [reader_of(table.table.by_name[name]) if name in index else None for name in columns]
+    changes = [(p, index[name]) for name, p in places.items() if name in index]
+    whole = kind == INSERT or tuple(columns) == table.table.column_names
+    # A column that the effect does not know came after it.
+    row = [places.get(name) for name in table.table.column_names]
+    return _Form(
+        head, table, kind, readers, key, row if whole or (table.restricted and None not in row) else [], changes
+    )

@@ -188,7 +188,7 @@ def _patches(tx: Tx, table: DeviceTable, chunk: Chunk) -> dict[str, Patch]:
     for row, whose in zip(chunk.rows, chunk.audiences, strict=True):
         if not may_hold.isdisjoint(whose):
             key = table.key_of(row)
-            patches[table.key_text(key)] = Patch(key, load(row), None, position, frozenset(whose))
+            patches[table.key_text(key)] = (key, load(row), None, position, frozenset(whose))
     return patches
 
 

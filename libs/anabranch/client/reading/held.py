@@ -118,7 +118,9 @@ def _drop_rows(
     for keys in row_audiences.seen_through(tx.conn, table.name, gone, left):
         dropped.update(keys)
         try:
-            patches = {key: Patch(tuple(key_cells(table.table, key)), None, None, position) for key in keys}
+            patches: dict[str, Patch] = {
+                key: (tuple(key_cells(table.table, key)), None, None, position, None) for key in keys
+            }
         except (ValueError, TypeError):
             patches = {}
         settle.show(tx, Folded(patches={table.name: patches}), {}, pendings, "remote", {})

@@ -219,12 +219,12 @@ def _rows_there(table: DeviceTable, rows: Iterator[bytes]) -> dict[str, Row]:
 
 def _patches(table: DeviceTable, here: dict[str, Row], there: dict[str, Row], position: int) -> dict[str, Patch]:
     row_hash = table.encoder.hash
-    patches = {
-        text: Patch(table.key_of(row), row, None, position)
+    patches: dict[str, Patch] = {
+        text: (table.key_of(row), row, None, position, None)
         for text, row in there.items()
         if text not in here or row_hash(here[text]) != row_hash(row)
     }
     patches.update(
-        (text, Patch(table.key_of(row), None, None, position)) for text, row in here.items() if text not in there
+        (text, (table.key_of(row), None, None, position, None)) for text, row in here.items() if text not in there
     )
     return patches

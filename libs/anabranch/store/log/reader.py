@@ -156,7 +156,7 @@ def _stretch(
     ends: dict[int, GroupEnd] = {}
     reached, more, next_position = base, False, None
     for row in rows if rows[0][3] is not None else ():
-        _, _, _, position, batch_id, kind, ordinal, node_id, content, more, next_position, group_chain, sums = row[:13]
+        position, batch_id, kind, ordinal, node_id, content, more, next_position, group_chain, sums = row[3:13]
         scope = _scope(row, content, goes_on=not items and cursor.offset > 0) if scoped else None
         items.append(Item(position, batch_id, node_id, _loser(row, content) if kind else content, scope))
         if group_chain is not None:

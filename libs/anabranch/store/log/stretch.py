@@ -72,8 +72,7 @@ class Scope(NamedTuple):
     goes_on: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Item:
+class Item(NamedTuple):
     """An effect (serialized bytes, or a part of them) or a loser of a batch. ``scope``: where it was asked for."""
 
     position: int

@@ -69,10 +69,11 @@ def test_effects_of_other_tables_are_passed_over_unread() -> None:
     assert name == b"\x0a\x04todo"
     for data in (wanted, rest + name):
         folded = Folded()
-        Folder(ours, {}, alone=True).fold(group(broken, effect("note"), data), folded)
+        Folder(ours, {}).fold(group(broken, effect("note"), data), folded)
+        folded.read()
         assert folded.patches["todo"].keys() == {Folder(ours, {})._tables["todo"].key_text(("x",))}
     with pytest.raises(Exception, match="parsing"):
-        Folder(ours, {}).fold(group(broken), Folded())
+        Folder({"todo2": ours["todo"]}, {}).fold(group(broken), Folded())
 
 
 def test_the_error_for_another_table_names_those_that_are_chosen(opened: Open, server: Server) -> None:
