@@ -318,9 +318,7 @@ class DirectConnection(PlainConnection):
                     if result.status == ExecStatus.FATAL_ERROR and failed is None:
                         failed = result
                     next(answers).came(result)
-            while notify := pgconn.notifies():
-                if pgconn.notify_handler is not None:
-                    pgconn.notify_handler(notify)
+            self._pass_on()
             pgconn.exit_pipeline_mode()
         except psycopg.OperationalError:
             self.close()
@@ -337,6 +335,33 @@ class DirectConnection(PlainConnection):
             self._awaited.clear()
             self._syncs, self._unsynced, self._ended = 0, False, False
         return failed
+
+    # Notifications.
+
+    def await_notifications(self, timeout_s: float) -> None:
+        """Wait until the server has sent something, ``timeout_s`` seconds at most, and give the handlers
+        (``add_notify_handler``) the notifications that have come.
+
+        Raises:
+            psycopg.OperationalError: the session is lost, or was given up.
+        """
+        self.settle()
+        self.require_trust()
+        self._check_open()
+        if not self._readable.poll(timeout_s * 1000):
+            return
+        try:
+            self.pgconn.consume_input()
+        except psycopg.OperationalError:
+            self.close()
+            raise
+        self._pass_on()
+
+    def _pass_on(self) -> None:
+        pgconn = self.pgconn
+        while notify := pgconn.notifies():
+            if pgconn.notify_handler is not None:
+                pgconn.notify_handler(notify)
 
     # The driver's own calls.
 
