@@ -53,7 +53,7 @@ class Service:
     close: Callable[[], Awaitable[None]] | None = None
     """Called last, before the pool closes."""
     key_news: KeyNews | None = None
-    """What its listener hears of revoked keys; without it, a session of their own listens for them."""
+    """News of revoked keys from its listener; without it, a session of their own listens for them."""
     endless: frozenset[str] = field(default_factory=frozenset)
     """Methods (``/anabranch.v1.ChangeService/Subscribe``) whose streams never end by themselves: the server sends them
     to another server when the drain begins, other streams only when it is over."""

@@ -40,7 +40,7 @@ _log = structlog.get_logger()
 
 
 class KeyNews:
-    """What a service's own listener has heard of revoked keys."""
+    """News of revoked keys, from a service's own listener."""
 
     def __init__(self) -> None:
         self._come = asyncio.Event()
@@ -81,7 +81,7 @@ class CredentialWatch:
         """Look, again and again, while there is something to look at."""
         try:
             while True:
-                # What comes meanwhile is judged by the next round.
+                # The next round judges whoever comes meanwhile.
                 self._wanted.clear()
                 if self._streams.identities() or self._authenticator.knows_keys():
                     await self._once()

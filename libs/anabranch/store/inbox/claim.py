@@ -306,7 +306,7 @@ _came: WeakKeyDictionary[Connection, deque[psycopg.Notify]] = WeakKeyDictionary(
 
 
 class Around(NamedTuple):
-    """What a listener's look finds. ``known``: the numbers of all databases, ``silent``: claims whose holders are
+    """The finds of a listener's look. ``known``: the numbers of all databases, ``silent``: claims whose holders are
     silent; None where it was not asked for."""
 
     work: list[int]
