@@ -21,6 +21,7 @@ async def build(context: ServiceContext[IngestSettings]) -> Service:
         register=lambda server: register(server, servicer),
         ready=ingest.ready,
         run=ingest.run,
+        key_news=ingest.key_news,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import itertools
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
@@ -15,6 +16,7 @@ from anabranch.clock import Clock
 from anabranch.runtime import metrics
 from anabranch.runtime.calls.limits import RateLimit
 from anabranch.runtime.credentials.principal import require_database
+from anabranch.runtime.credentials.watch import KeyNews
 from anabranch.runtime.errors import CallError
 from anabranch.runtime.telemetry import current_traceparent
 from anabranch.store.inbox.append import Arrival, Load, load_of
@@ -22,7 +24,7 @@ from anabranch.store.inbox.notified import open_verdicts
 from anabranch.store.inbox.verdicts import Key, SettledHead, decided
 from anabranch.store.nodes.tokens import Call
 from anabranch.store.session.availability import is_unavailable
-from anabranch.store.session.listening import Heard, hear, open_listener
+from anabranch.store.session.listening import TRIED_EACH_S, Heard, hear, open_listener
 from anabranch.v1 import errors_pb2, ingest_pb2
 from anabranch_ingest.append import Appender
 from anabranch_ingest.calls import Opening, open_call
@@ -36,6 +38,9 @@ from anabranch_ingest.waiting import Ticket, WatchedBatches
 
 FETCH_MOST = 5_000
 """Verdicts looked up by one statement."""
+HEADS_EACH = 5
+"""One in so many polls looks at the databases, too. Notifications of them are missed only while there is no listener,
+and the next one begins with a look."""
 MARGIN_SHARE = 0.1
 UNSEALED_S = 60.0
 """Seconds between two log lines about notifications that are not sealed by the resolver, at least."""
@@ -56,6 +61,8 @@ class Ingest:
         self._histories = SessionSource(url, settings.append_timeout_ms)
         self._claims = SessionSource(url, settings.append_timeout_ms)
         self._tickets: set[Ticket] = set()
+        self.key_news = KeyNews()
+        self._tried_s = max(TRIED_EACH_S, settings.poll_interval_ms / 1000)
         self._listening = False
         self._unsealed = 0
         self._unsealed_logged_s = -UNSEALED_S
@@ -187,7 +194,9 @@ class Ingest:
                 # Notifications that were sent before the session listened are made up for by a look.
                 self.databases.look()
                 self.waiting.look_at_all()
-                async with contextlib.aclosing(hear(conn, self.settings.poll_interval_ms / 1000)) as notifications:
+                self.key_news.hear()
+                notified = hear(conn, self._tried_s, self.key_news.hear)
+                async with contextlib.aclosing(notified) as notifications:
                     async for heard in notifications:
                         if heard is not None:
                             self._take_verdicts(heard)
@@ -242,10 +251,11 @@ class Ingest:
 
     async def _poll(self) -> None:
         interval_s = self.settings.poll_interval_ms / 1000
-        while True:
+        for number in itertools.count(1):
             await asyncio.sleep(interval_s)
             self.waiting.poll()
-            self.databases.look()
+            if number % HEADS_EACH == 0:
+                self.databases.look()
 
     async def _answer_when_stopping(self) -> None:
         """Answer every call that still waits with the verdicts that there are, when the drain begins."""

@@ -33,6 +33,7 @@ async def build(context: ServiceContext[SnapshotSettings]) -> Service:
         ready=snapshot.ready,
         run=snapshot.run,
         close=snapshot.close,
+        key_news=snapshot.key_news,
         endless=frozenset({f"/{change_servicer.SERVICE}/Subscribe"}),
     )
 

@@ -46,6 +46,7 @@ class Nodes:
         self._owners: OrderedDict[NodeKey, tuple[NodeOwner, float]] = OrderedDict()
         self._absent: OrderedDict[NodeKey, float] = OrderedDict()
         self._reports: dict[NodeKey, NodeReport] = {}
+        self._some = asyncio.Event()
         self._disagreements = Disagreements()
         self._dead_letters = DeadLetterReports()
 
@@ -78,6 +79,7 @@ class Nodes:
             raise CallError(errors_pb2.REASON_WRONG_PRINCIPAL, "this node belongs to another principal")
         self._disagreements.hear(database, state)
         self._dead_letters.hear(database, principal, state, self._clock.now_ms())
+        self._some.set()
         self.note(database, principal, state, NOTHING if head is None else min(state.acknowledged, head))
 
     def note(
@@ -92,6 +94,7 @@ class Nodes:
         """Note what an admitted node has acknowledged, and that it was seen. ``pulled``: a pull that it has begun puts
         it there."""
         node, key = state.node, (database.id, state.node.id)
+        self._some.set()
         before = self._reports.get(key)
         if not node.id or (before is None and len(self._reports) >= KEPT):
             return
@@ -163,12 +166,15 @@ class Nodes:
     async def follow(self) -> None:
         """Store the nodes' reports, again and again, for ever."""
         while True:
+            await self._some.wait()
+            self._some.clear()
             await asyncio.sleep(self._report_s)
             try:
                 await self.flush()
             except Exception as error:
                 if not is_unavailable(error):
                     raise
+                self._some.set()
                 _log.warning("nodes can't be stored", error=type(error).__name__, detail=error)
 
     async def flush(self) -> None:

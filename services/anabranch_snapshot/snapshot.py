@@ -12,12 +12,13 @@ import tenacity
 from anabranch.clock import Clock
 from anabranch.runtime import metrics
 from anabranch.runtime.credentials.principal import require_database
+from anabranch.runtime.credentials.watch import KeyNews
 from anabranch.store.catalog.databases import Database
 from anabranch.store.log.pull_reader import PullOptions, PullSource
 from anabranch.store.log.reader import log_pool
 from anabranch.store.session.availability import is_unavailable
 from anabranch.store.session.engine import AsyncPool
-from anabranch.store.session.listening import hear, open_listener
+from anabranch.store.session.listening import TRIED_EACH_S, hear, open_listener
 from anabranch.v1 import position_pb2
 from anabranch_snapshot.config import SnapshotSettings
 from anabranch_snapshot.databases import ServedDatabases
@@ -61,6 +62,8 @@ class Snapshot:
         )
         self.viewers = Viewers(self.log)
         self._tails: dict[int, Tail | ViewersTail] = {}
+        self.key_news = KeyNews()
+        self._tried_s = max(TRIED_EACH_S, settings.poll_interval_ms / 1000)
         self._listening = False
 
     async def start(self) -> None:
@@ -160,9 +163,11 @@ class Snapshot:
             self._listening = True
             # Notifications that were sent before the session listened are made up for by a look.
             self.databases.look()
+            self.key_news.hear()
             for tail in self._tails.values():
                 tail.hear(0)
-            async with contextlib.aclosing(hear(conn, self.settings.poll_interval_ms / 1000)) as notifications:
+            notified = hear(conn, self._tried_s, self.key_news.hear)
+            async with contextlib.aclosing(notified) as notifications:
                 async for heard in notifications:
                     if heard is None or (heard.position and not self.databases.knows(heard.database_id)):
                         metrics.count("anabranch_notifications_ignored")

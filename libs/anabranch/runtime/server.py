@@ -264,7 +264,8 @@ async def _listen(
     streams = Streams(settings.limit_open_streams, stopping, clock)
     tokens = TokenVerifier(settings, clock)
     authenticator = Authenticator(KeyDirectory(pool), tokens, clock)
-    watch = CredentialWatch(settings.postgres_url.get_secret_value(), f"{pool.name}-keys", authenticator, streams)
+    url = settings.postgres_url.get_secret_value()
+    watch = CredentialWatch(url, f"{pool.name}-keys", authenticator, streams, service.key_news)
     rate = RateLimit(settings.limit_calls_per_s, settings.limit_calls_burst)
     interceptor = CallInterceptor(
         CallAdmission(authenticator, rate),

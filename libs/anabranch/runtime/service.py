@@ -11,6 +11,7 @@ import grpc
 
 from anabranch.clock import Clock
 from anabranch.runtime.config import ServiceSettings
+from anabranch.runtime.credentials.watch import KeyNews
 from anabranch.store.session.engine import AsyncPool
 
 S = TypeVar("S", bound=ServiceSettings)
@@ -51,6 +52,8 @@ class Service:
     again."""
     close: Callable[[], Awaitable[None]] | None = None
     """Called last, before the pool closes."""
+    key_news: KeyNews | None = None
+    """News of revoked keys from its listener; without it, a session of their own listens for them."""
     endless: frozenset[str] = field(default_factory=frozenset)
     """Methods (``/anabranch.v1.ChangeService/Subscribe``) whose streams never end by themselves: the server sends them
     to another server when the drain begins, other streams only when it is over."""

@@ -13,9 +13,11 @@ batches where they were:
    wave by wave. A candidate becomes applied, rejected or waiting. Captured changes of others are drained between the
    locks and the rules (``captured.drain``), and changes that the group's own statements cause are taken as they run
    (``side_effects.cascades``).
-4. *recorded*: log, histories, verdicts, conflicts, sums, group, inbox, notification.
-5. *committed*. If the answer to COMMIT is lost, the outcome need not be known at once: either the verdicts are there
-   and the batches gone from the inbox, or neither, and the next claim finds out by looking.
+4. *recorded*: log, histories, verdicts, conflicts, sums, group, inbox, notification. Then a last look whether something
+   was captured meanwhile that the group does not know of (``store.group.last_look``): if so, it is rolled back.
+5. *committed*: where the records are few and event triggers tell of DDL, in the send that brings them, behind the last
+   look; else when its answer is there. If the answer to COMMIT is lost, the outcome need not be known at once: either
+   the verdicts are there and the batches gone from the inbox, or neither, and the next claim finds out by looking.
 
 These batches wait: a batch whose ``prev`` is undecided, one that updates or deletes a row that an earlier batch of its
 node may bring (the first until ``arrival + park_ms`` at the latest, the second for as long as a device keeps a batch,
@@ -27,6 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, replace
+from functools import partial
 
 import structlog
 
@@ -302,6 +305,13 @@ def _commit(begun: _Begun, cache: Cache) -> Outcome:
         cache.given.clear()
         return begun.rolled_back()
     tried.results.sort(key=lambda result: result.taken.batch_id)
+    decided = {result.taken.batch_id for result in tried.results if not isinstance(result, Waiting)}
+    missing = _missing(begun.now, decided)
+    behind: list[Callable[[], None]] = [partial(faults.reach, "before_commit")]
+    if head.owner == OWNER:
+        behind.insert(0, partial(finish, conn, database_id))
+    if missing:
+        behind.insert(0, partial(neighbours.note_missing, conn, database_id, missing))
     later = () if cache.undertaken.drains_alone else begun.later
     recorded = record(
         context,
@@ -312,6 +322,7 @@ def _commit(begun: _Begun, cache: Cache) -> Outcome:
         cache.audience_sums,
         dropped=tried.dropped,
         while_waiting=lambda: _read_ahead(context.synced, cache, later),
+        behind=behind if cache.watched else None,
     )
     if recorded.between is not Between.NONE or (not cache.watched and notice(conn, context.synced.database)):
         conn.rollback()
@@ -319,14 +330,10 @@ def _commit(begun: _Begun, cache: Cache) -> Outcome:
         cache.given.clear()
         cache.all_may_cause |= recorded.between is Between.OWN
         return begun.rolled_back(drained=1)
-    decided = {result.taken.batch_id for result in tried.results if not isinstance(result, Waiting)}
-    missing = _missing(begun.now, decided)
-    if missing:
-        neighbours.note_missing(conn, database_id, missing)
-    if head.owner == OWNER:
-        finish(conn, database_id)
-    faults.reach("before_commit")
-    conn.commit()
+    if not recorded.committed:
+        for step in behind:
+            step()
+        conn.commit()
     faults.reach("after_commit")
     _keep(begun, cache, tried, recorded)
     drained = tried.progress.drained

@@ -19,6 +19,7 @@ from anabranch.store.capture import captured
 from anabranch.store.catalog.sums import sum_to_bytes
 from anabranch.store.group import records as store
 from anabranch.store.group.chain import Joined, next_link
+from anabranch.store.group.last_look import LastLook
 from anabranch.store.group.records import BatchRow, ConflictRow, GroupRow, LogRow, SumRow
 from anabranch.store.group.versions import insert_versions, update_versions
 from anabranch.store.inbox import notified, parking, take
@@ -26,7 +27,7 @@ from anabranch.store.inbox.claim import wait_as_usual
 from anabranch.store.inbox.take import Head
 from anabranch.store.log.seal import EMPTY_CHAIN
 from anabranch.store.session.at_once import together
-from anabranch.store.session.binary import Cursor, flush
+from anabranch.store.session.binary import flush
 from anabranch.store.session.engine import Session
 from anabranch.v1 import position_pb2, verdict_pb2
 from anabranch.values.canonical import SUM_MODULUS
@@ -217,8 +218,8 @@ def new_sums(tables: Mapping[str, SyncedTable], records: Records, sums: Sums) ->
 @dataclass(frozen=True, slots=True)
 class Recorded:
     """``link``: the chain's last one. ``sums``: those of the tables that the group has changed, ``audience_sums`` those
-    of their audiences. ``any_parked``: batches of it wait. ``sets``: what membership queries gave principals before and
-    give them now, of those for whom it changed."""
+    of their audiences. ``any_parked``: batches of it wait. ``committed``: the group is, with its records. ``sets``:
+    what membership queries gave principals before and give them now, of those for whom it changed."""
 
     link: bytes
     sums: Sums
@@ -226,6 +227,7 @@ class Recorded:
     any_parked: bool
     audience_sums: AudienceSums = field(default_factory=dict)
     sets: Mapping[str, tuple[Given, Given]] = field(default_factory=dict)
+    committed: bool = False
 
 
 def record(
@@ -239,10 +241,13 @@ def record(
     dropped: Sequence[str],
     while_waiting: Callable[[], None],
     counted: Recount | None = None,
+    behind: Sequence[Callable[[], None]] | None = None,
 ) -> Recorded:
     """Write a group's records. ``known_sums``, ``known_audience_sums``: the sums known so far; those that are read are
     added to them. ``dropped``: batches that had their verdicts before. ``while_waiting`` is called while Postgres
     works. ``counted``: the group begins with a schema change, and is one even where no row has changed.
+    ``behind``: the steps before COMMIT. Where the records are few, these are taken and the group is committed in the
+    send that brings them; else it is left to the caller.
 
     Raises:
         psycopg.Error: Postgres refused a statement; no batch is to blame for it.
@@ -260,7 +265,7 @@ def record(
             of_audiences |= new_audience_sums(conn, tables, records.audience_changes, known_audience_sums)
         changes = changed_sets(conn, context.synced.database, records.changed)
         parked_before = head.any_parked
-        link, between = write(
+        link, between, committed = write(
             context,
             records,
             progress.view,
@@ -272,8 +277,9 @@ def record(
             while_waiting,
             of_audiences,
             changes,
+            behind,
         )
-        return Recorded(link, sums, between, parked, of_audiences, changes)
+        return Recorded(link, sums, between, parked, of_audiences, changes, committed)
     if dropped:
         store.delete_inbox(conn, database_id, dropped)
         store.notify_group(conn, database_id, head.position, dropped)
@@ -310,11 +316,13 @@ def write(
     while_waiting: Callable[[], None],
     audience_sums: Mapping[tuple[int, str], tuple[int, int]] = MappingProxyType({}),
     sets: Mapping[str, tuple[Given, Given]] = MappingProxyType({}),
-) -> tuple[bytes, Between]:
-    """Write the records of a group that decided something; gives the chain's new link, and whether the group may be
-    committed. ``sums``: those after the group of the tables that it changed, ``audience_sums`` those of audiences.
-    ``dropped``: batches that had their verdicts before. ``while_waiting`` is called when everything has been sent,
-    while Postgres works. ``sets``: as in ``Recorded``.
+    behind: Sequence[Callable[[], None]] | None = None,
+) -> tuple[bytes, Between, bool]:
+    """Write the records of a group that decided something; gives the chain's new link, whether the group may be
+    committed, and whether it is, which only few records are at once. ``sums``: those after the group of the tables that
+    it changed, ``audience_sums`` those of audiences. ``dropped``: batches that had their verdicts before.
+    ``while_waiting`` is called when everything has been sent, while Postgres works. ``sets``: as in ``Recorded``.
+    ``behind``: as of ``record``.
 
     Raises:
         psycopg.Error: Postgres refused a statement; no batch is to blame for it.
@@ -325,7 +333,9 @@ def write(
     decided = records.decided
     few = len(records.log) + len(decided) <= FEW
     wait_as_usual(conn)
-    with together(conn, few=few) as send:
+    up_to = None if drained is None else drained.up_to
+    look = LastLook(conn, database_id, up_to, context.markers, behind if few else None)
+    with look, together(conn, few=few, checked=look.commits) as send:
         store.write_log(conn, database_id, position, records.log)
         insert_versions(conn, begun)
         update_versions(conn, changed)
@@ -350,13 +360,14 @@ def write(
             parking.park(conn, database_id, records.parkings)
         if any_parked or records.parkings:
             parking.free(conn, database_id, decided=decided, rows=records.came)
-        unknown = look_between(conn, database_id, drained, context.markers)
+        _delete_drained(conn, database_id, drained)
+        look.send()
         flush(conn)
         while_waiting()
-    if not unknown.fetchone():
-        return link, Between.NONE
-    own = captured.ask_for_own(conn, database_id, drained.up_to if drained is not None else 0)
-    return link, Between.OWN if own.fetchone() else Between.OF_OTHERS
+    caused = look.found()
+    if caused is None:
+        return link, Between.NONE, look.commits
+    return link, Between.OWN if caused else Between.OF_OTHERS, False
 
 
 def _group_row(
@@ -378,14 +389,6 @@ def _group_row(
         for (number, audience), (count, total) in sorted(audience_sums.items())
     ]
     return GroupRow(len(records.links), records.logged + len(records.log), link, serialized)
-
-
-def look_between(conn: Session, database_id: int, drained: Drained | None, markers: Sequence[int] = ()) -> Cursor:
-    """Delete the drained changes, and ask for what the group may not be committed behind: captured changes that it does
-    not know of (where nothing was drained any counts, since it may be one that stands before the group's; else only
-    those that the group itself has caused), and markers of tables that were altered since, all but ``markers``."""
-    _delete_drained(conn, database_id, drained)
-    return captured.ask_between(conn, database_id, None if drained is None else drained.up_to, markers)
 
 
 def _delete_drained(conn: Session, database_id: int, drained: Drained | None) -> None:

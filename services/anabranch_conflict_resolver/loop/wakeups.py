@@ -4,7 +4,8 @@ Each database is in one of four states: *quiet*; *woken* (work came, no worker i
 this process; *worked on and woken again*, so that it is looked at once more. ``take`` moves a woken one to worked on,
 ``done`` back to quiet or woken. A database may also be due at times, each of which wakes it then; beyond
 ``_MOST_DUE`` of them all together, those that are added are left to the listener's regular look. A database whose group
-failed *rests*: it is woken, and not given out before its pause is over, however often it is woken meanwhile.
+failed *rests*: it is woken, and not given out before its pause is over, however often it is woken meanwhile. After
+``end`` nothing is given out any more, and nobody waits.
 """
 
 from __future__ import annotations
@@ -25,6 +26,13 @@ class Wakeups:
         self._worked_on: set[int] = set()
         self._due: list[tuple[float, int]] = []
         self._rests: dict[int, float] = {}
+        self._ended = False
+
+    def end(self) -> None:
+        """Have all workers that wait, and that come, go without work."""
+        with self._condition:
+            self._ended = True
+            self._condition.notify_all()
 
     def wake(self, database_id: int) -> None:
         """Note that there is work in the database."""
@@ -39,13 +47,15 @@ class Wakeups:
         with self._condition:
             if len(self._due) < _MOST_DUE:
                 heapq.heappush(self._due, (at, database_id))
-                self._condition.notify()
+                # Whoever is left waiting by then has to know of it.
+                self._condition.notify_all()
 
     def take(self, timeout_s: float) -> int | None:
-        """Take a database with work that no worker is on, the longest woken first; None after ``timeout_s``."""
+        """Take a database with work that no worker is on, the longest woken first; None after ``timeout_s``, or the
+        end."""
         end = time.monotonic() + timeout_s
         with self._condition:
-            while True:
+            while not self._ended:
                 now = time.monotonic()
                 while self._due and self._due[0][0] <= now:
                     self._woken[heapq.heappop(self._due)[1]] = None
@@ -59,6 +69,7 @@ class Wakeups:
                     return None
                 over = [at for number in self._woken if (at := self._rests.get(number, 0.0)) > now]
                 self._condition.wait(min(end, *over, self._due[0][0] if self._due else end) - now)
+            return None
 
     def busy(self) -> frozenset[int]:
         """The databases that a worker is on, or will be on next."""
@@ -77,4 +88,4 @@ class Wakeups:
         with self._condition:
             self._rests[database_id] = time.monotonic() + pause_s
             self._woken[database_id] = None
-            self._condition.notify()
+            self._condition.notify_all()

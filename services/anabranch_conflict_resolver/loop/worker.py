@@ -32,7 +32,7 @@ from anabranch_conflict_resolver.loop.publish import publish
 from anabranch_conflict_resolver.loop.wakeups import Wakeups
 
 _log = structlog.get_logger()
-_WAIT_S = 0.5
+_WAIT_S = 5.0
 _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 2.0
 """The longest pause, in seconds: at most so much time is lost once the cause of the failures is gone."""

@@ -45,7 +45,7 @@ class PullSession:
         self._under_way: asyncio.Future[object] | None = None
         self._ending: asyncio.Task[None] | None = None
         self.cut_off: CallError | None = None
-        turns.sessions.add(self)
+        turns.begin(self)
 
     @property
     def pid(self) -> int | None:

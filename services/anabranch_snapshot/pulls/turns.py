@@ -77,6 +77,13 @@ class Turns:
         self._turns = FairTurns(limits.sessions, limits.sessions_of_one, self._tell)
         self._threads = ThreadPoolExecutor(limits.sessions, thread_name_prefix=limits.kind)
         self.sessions: set[Ending] = set()
+        self.on_begin: Callable[[], None] = lambda: None
+        """Called when a session begins to read."""
+
+    def begin(self, session: Ending) -> None:
+        """Add a session that is to read."""
+        self.sessions.add(session)
+        self.on_begin()
 
     async def take(self) -> Turn:
         """Wait for a turn; it is for the session that reads, which gives it back.

@@ -24,7 +24,13 @@ _log = structlog.get_logger()
 
 async def give_way(pool: AsyncPool, turns: Sequence[Turns]) -> None:
     """Look, again and again, for ever, whether sessions of these are in the way, and end them."""
+    begun = asyncio.Event()
+    for one in turns:
+        one.on_begin = begun.set
     while True:
+        begun.clear()
+        if not any(one.sessions for one in turns):
+            await begun.wait()
         await asyncio.sleep(LOOK_S)
         by_pid = {session.pid: session for one in turns for session in one.sessions if session.pid is not None}
         if not by_pid:

@@ -12,7 +12,7 @@ from anabranch.store.catalog.gather import add_tables, restart_captures
 from anabranch.store.catalog.judging import RegistrationError
 from anabranch.store.catalog.out_of_sync import capture_off
 from anabranch.store.catalog.registration import remove_table
-from anabranch.store.inbox.backlog import databases_with_work
+from anabranch.store.inbox.claim import look_around
 from anabranch.store.inbox.take import read_head
 
 from .conftest import NAME, NOW_MS, World
@@ -73,7 +73,7 @@ def test_a_marker_alone_is_work_for_a_resolver(world: World) -> None:
     world.sql("delete from anabranch.captured where type <> 4")
     number = world.database.id
     assert captured.databases(world.conn) == [number]
-    assert databases_with_work(world.conn, NOW_MS) == [number]
+    assert look_around(world.conn, NOW_MS, learns=False, judges=False).work == [number]
     head = read_head(world.conn, number)
     assert head is not None
     assert head.any_captured

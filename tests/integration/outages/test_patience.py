@@ -123,6 +123,26 @@ def test_a_session_that_is_doubted_is_trusted_once_it_answers(server: EmbeddedPo
     assert conn.closed
 
 
+def test_a_session_that_only_listens_is_closed_once_it_is_doubted(server: EmbeddedPostgres) -> None:
+    async def run() -> None:
+        conn = await aconnect(server.url, application_name="test", autocommit=True, options=OPTIONS)
+        await conn.execute("listen nothing")
+
+        async def listen() -> None:
+            async for _ in conn.notifies(timeout=60):
+                pass
+
+        listening = asyncio.create_task(listen())
+        # It waits by then.
+        await asyncio.sleep(0)
+        doubt_older(time.monotonic())
+        with pytest.raises(SilentServerError):
+            await asyncio.wait_for(listening, 20)
+        assert conn.closed
+
+    asyncio.run(run())
+
+
 def test_a_task_that_is_cancelled_while_nothing_answers_is_cancelled_soon(server: EmbeddedPostgres) -> None:
     async def run() -> float:
         conn = await aconnect(server.url, application_name="test", autocommit=True)

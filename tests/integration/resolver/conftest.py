@@ -70,9 +70,11 @@ def worker_of(migrated_url: str) -> Iterator[Any]:
     options = session_options(statement_timeout_ms=5_000, lock_timeout_ms=250, idle_timeout_ms=2_000)
     stopping = threading.Event()
     threads: list[threading.Thread] = []
+    waited_for: list[Wakeups] = []
 
     def start(rig: ResolverRig, most_batches: int = 500, rest_ms: int = 20) -> Worker:
         wakeups = Wakeups()
+        waited_for.append(wakeups)
         worker = Worker(
             commits.writes_as(migrated_url),
             options,
@@ -92,6 +94,8 @@ def worker_of(migrated_url: str) -> Iterator[Any]:
 
     yield start
     stopping.set()
+    for wakeups in waited_for:
+        wakeups.end()
     for thread in threads:
         thread.join(20)
         assert not thread.is_alive()

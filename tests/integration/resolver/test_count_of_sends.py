@@ -11,7 +11,7 @@ from anabranch.store.session.direct import DirectConnection
 from anabranch.store.session.patience import PatientConnection
 from anabranch.testkit.resolver_rig import ResolverRig
 
-WAITS = 5
+WAITS = 4
 STATEMENTS = 14
 
 

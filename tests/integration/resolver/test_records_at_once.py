@@ -51,9 +51,9 @@ def test_one_statement_or_many_write_the_same(make_rig: Any, monkeypatch: pytest
     sizes: list[int] = []
     as_one = at_once._as_one
 
-    def counting(conn: Any, parts: Sequence[Any]) -> Any:
+    def counting(conn: Any, parts: Sequence[Any], *counts: Any) -> Any:
         sizes.append(len(parts))
-        return as_one(conn, parts)
+        return as_one(conn, parts, *counts)
 
     monkeypatch.setattr(at_once, "_as_one", counting)
     monkeypatch.setattr(records, "FEW", 0)

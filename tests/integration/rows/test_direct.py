@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
@@ -310,3 +310,37 @@ def test_a_placeholder_of_another_form_is_refused(direct: DirectConnection) -> N
         with pytest.raises(psycopg.ProgrammingError):
             direct.execute(query, given)
     assert direct.execute("select %s::int", (1,)).fetchone() == (1,)
+
+
+def _hear(listener: DirectConnection, enough: Callable[[], bool]) -> None:
+    for _ in range(20):
+        listener.await_notifications(1.0)
+        if enough():
+            return
+
+
+def test_notifications_reach_the_handlers_whenever_they_come(database_url: str) -> None:
+    heard: list[str] = []
+    with (
+        connect_as(DirectConnection, database_url, application_name="test-direct", autocommit=True) as listener,
+        connect(database_url, application_name="somebody", autocommit=True) as somebody,
+    ):
+        listener.add_notify_handler(lambda notify: heard.append(notify.payload))
+        listener.execute("listen news")
+        listener.await_notifications(0.0)
+        assert heard == []
+        somebody.execute("notify news, 'beside a statement'")
+        run(listener, ECHO, [int8(1)]).fetchall()
+        somebody.execute("notify news, 'while it waits'")
+        _hear(listener, lambda: len(heard) == 2)
+        assert heard == ["beside a statement", "while it waits"]
+
+
+def test_who_waits_for_notifications_learns_that_the_session_is_lost(database_url: str) -> None:
+    with connect(database_url, application_name="somebody", autocommit=True) as somebody:
+        listener = connect_as(DirectConnection, database_url, application_name="test-direct", autocommit=True)
+        listener.execute("listen news")
+        somebody.execute("select pg_terminate_backend(%s)", (listener.info.backend_pid,))
+        with pytest.raises(psycopg.OperationalError):
+            _hear(listener, lambda: False)
+        assert listener.closed

@@ -154,6 +154,9 @@ def test_a_key_whose_row_is_gone_ends_too(url: str, tmp_path: Path) -> None:
 
 def test_the_session_that_hears_of_revocations_comes_back(url: str, tmp_path: Path) -> None:
     with running_echo(url, tmp_path) as (echo, channel):
+        assert rows(url, f"select 1 from {SESSION}") == [], "nobody has shown a key yet"
+        subscribe(channel, echo.new_key("other"))
+        until(lambda: rows(url, f"select 1 from {SESSION}") == [(1,)])
         for _ in range(2):
             assert rows(url, f"select pg_terminate_backend(pid) from {SESSION}") == [(True,)]
             key = echo.new_key("doomed")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 from anabranch_conflict_resolver.loop.wakeups import Wakeups
 
@@ -49,3 +50,24 @@ def test_a_database_that_rests_holds_up_no_other_and_is_not_woken_early() -> Non
     assert 0.2 <= time.monotonic() - started < 5.0
     wakeups.done(1)
     assert wakeups.take(0.0) is None
+
+
+def test_whoever_still_waits_is_in_time_for_what_is_due() -> None:
+    wakeups = Wakeups()
+    with ThreadPoolExecutor(2) as pool:
+        taken = [pool.submit(wakeups.take, 20.0) for _ in range(2)]
+        started = time.monotonic()
+        wakeups.wake_in(7, 0.3)
+        wakeups.wake(1)
+        assert {one.result() for one in taken} == {1, 7}
+    assert 0.3 <= time.monotonic() - started < 10.0
+
+
+def test_nobody_waits_after_the_end() -> None:
+    wakeups = Wakeups()
+    with ThreadPoolExecutor(2) as pool:
+        taken = [pool.submit(wakeups.take, 60.0) for _ in range(2)]
+        wakeups.end()
+        assert [one.result(10) for one in taken] == [None, None]
+    wakeups.wake(1)
+    assert wakeups.take(60.0) is None

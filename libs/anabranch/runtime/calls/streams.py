@@ -72,6 +72,8 @@ class Streams:
         """The number of calls, of any kind, that have come so far."""
         self._moving: Callable[[OpenStream], bool] = lambda stream: False
         self._stopping = stopping
+        self.on_open: Callable[[], None] = lambda: None
+        """Called when somebody has opened a stream."""
         self.announced = asyncio.Event()
         """Whether the GOAWAY was sent: connections know that this server takes no more calls."""
 
@@ -98,6 +100,7 @@ class Streams:
         else:
             self._add_stranger(stream)
         self._open.add(stream)
+        self.on_open()
         _current.set(stream)
         metrics.gauge("anabranch_open_streams", len(self._open))
         return stream

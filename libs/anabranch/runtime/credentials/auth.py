@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from anabranch.clock import Clock
@@ -31,10 +31,21 @@ class Authenticator:
         self._keys = keys
         self._tokens = tokens
         self._clock = clock
+        self.on_identified: Callable[[], None] = lambda: None
+        """Called when credentials were found good."""
+
+    def knows_keys(self) -> bool:
+        """Whether calls may be judged by keys that were read before."""
+        return not self._keys.is_empty()
 
     async def identify(self, authorization: str | bytes | None) -> Identity:
         """Return the owner of these credentials. Raises CallError: UNAUTHENTICATED, CREDENTIALS_EXPIRED, UNAVAILABLE,
         OVERLOADED."""
+        identity = await self._identify(authorization)
+        self.on_identified()
+        return identity
+
+    async def _identify(self, authorization: str | bytes | None) -> Identity:
         if not isinstance(authorization, str) or authorization[:7].lower() != "bearer ":
             raise CallError(
                 errors_pb2.REASON_UNAUTHENTICATED, "no credentials: send authorization: Bearer <key or token>"

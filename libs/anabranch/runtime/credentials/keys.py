@@ -53,6 +53,10 @@ class KeyDirectory:
         self._waiting: dict[str, asyncio.Future[ApiKey | None]] = {}
         self._look_up: asyncio.Task[None] | None = None
 
+    def is_empty(self) -> bool:
+        """Whether no key is cached."""
+        return not self._entries
+
     def cached(self, key_id: str) -> ApiKey | None:
         """The key, if it is cached and was confirmed lately."""
         entry = self._entries.get(key_id)

@@ -22,8 +22,11 @@ from anabranch.values import Cell, Table
 from anabranch.values.postgres_binary import int8, int8_array
 
 __all__ = [
+    "CHANGE",
     "COLUMNS",
     "MOST_BYTES",
+    "OWN",
+    "UNKNOWN_MARKER",
     "Captured",
     "UndecodableError",
     "ask_between",
@@ -113,26 +116,26 @@ select few.few, {COLUMNS} from few left join taken on true order by id
 
 # A marker of another transaction shows that a table was altered since the group began; ``known`` are those that it knew
 # then. One of this transaction is that of a table that code of the application has made.
-_UNKNOWN_MARKER = """(
+UNKNOWN_MARKER = """(
     select true from anabranch.captured marker
     where marker.database_id = $1::int8::int and marker.type = 4 and marker.id <> all ({known})
       and marker.xid is distinct from pg_current_xact_id_if_assigned() limit 1
 )"""
-_OWN = f"""(
+OWN = f"""(
     select true from anabranch.captured
     where database_id = $1::int8::int and id > $2::int8 and xid = pg_current_xact_id_if_assigned() and {CHANGE} limit 1
 )"""
 
-ANY_OWN = f"select true where {_OWN} is not null".encode()
+ANY_OWN = f"select true where {OWN} is not null".encode()
 
 ANY_OWN_OR_MARKER = f"""
-select true where {_OWN} is not null or {_UNKNOWN_MARKER.format(known="$3::int8[]")} is not null
+select true where {OWN} is not null or {UNKNOWN_MARKER.format(known="$3::int8[]")} is not null
 """.encode()
 
 ANY_OR_MARKER = f"""
 select true
 where (select true from anabranch.captured where database_id = $1::int8::int and {CHANGE} limit 1) is not null
-   or {_UNKNOWN_MARKER.format(known="$2::int8[]")} is not null
+   or {UNKNOWN_MARKER.format(known="$2::int8[]")} is not null
 """.encode()
 
 DATABASES = b"""

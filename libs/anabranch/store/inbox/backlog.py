@@ -8,12 +8,13 @@ import psycopg
 
 Connection = psycopg.Connection[Any]
 
-HAS_WORK = """
+# The databases in which a batch is ready or due, or captured changes wait.
+HAS_WORK = b"""
 select d.id from anabranch.databases d
 where (select true from anabranch.inbox i
        where i.database_id = d.id and i.park_deadline_ms is null limit 1) is not null
    or (select true from anabranch.inbox i
-       where i.database_id = d.id and i.park_deadline_ms <= %(now)s limit 1) is not null
+       where i.database_id = d.id and i.park_deadline_ms <= $1::int8 limit 1) is not null
    or (select true from anabranch.captured c where c.database_id = d.id limit 1) is not null
 order by d.id
 """
@@ -27,11 +28,6 @@ select d.id, d.name,
                               where i.database_id = d.id and i.park_deadline_ms is not null limit %(most)s) a)
 from anabranch.databases d
 """
-
-
-def databases_with_work(conn: Connection, now_ms: int) -> list[int]:
-    """The numbers of the databases in which a batch is ready or due, or captured changes wait."""
-    return [row[0] for row in conn.execute(HAS_WORK, {"now": now_ms})]
 
 
 class InboxBacklog(NamedTuple):

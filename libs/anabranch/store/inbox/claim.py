@@ -24,6 +24,7 @@ the claim's last holder.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ from weakref import WeakKeyDictionary
 
 import psycopg
 
+from anabranch.store.inbox.backlog import HAS_WORK
 from anabranch.store.inbox.take import HEAD, Head
 from anabranch.store.session.binary import dedicate, run
 from anabranch.store.session.channels import CATALOG_CHANNEL, INBOX_CHANNEL
@@ -193,11 +195,6 @@ def give_up(conn: Connection) -> None:
     conn.commit()
 
 
-def known_databases(conn: Connection) -> frozenset[int]:
-    """The numbers of all databases; each can be claimed from now on."""
-    return frozenset(number for (number,) in run(conn, MAKE_CLAIMS.encode(), ()))
-
-
 _young_s: WeakKeyDictionary[Connection, float] = WeakKeyDictionary()
 """How many seconds a claiming session's transaction may wait for locks: a quarter of ``deadlock_timeout``. A statement
 sent within them has as long again to reach a lock, and a quarter to wait for it, before a session that has waited for
@@ -270,26 +267,66 @@ def end_session(conn: Connection, claim: SilentClaim) -> None:
     run(conn, END_SESSION, parameters)
 
 
-def open_listener(url: str, options: SessionOptions) -> Connection:
-    """A session that hears of batches and of changes of the catalog. Each statement sees all commits before it.
+def open_listener(url: str, options: SessionOptions) -> DirectConnection:
+    """A session that hears (``heard``) of batches and of changes of the catalog. Each statement sees all commits before
+    it.
 
     Raises:
         psycopg.OperationalError: the server can't be reached, or refuses the session.
     """
     name = "anabranch-conflict-resolver-listener"
     conn = connect_as(DirectConnection, url, application_name=name, autocommit=True, options=options)
+    came = _came[conn] = deque[psycopg.Notify]()
+    conn.add_notify_handler(came.append)
     for channel in (INBOX_CHANNEL, CATALOG_CHANNEL):
         conn.execute(f"listen {channel}".encode())
     return conn
 
 
-def heard(conn: Connection, timeout_s: float) -> Iterator[int | None]:
-    """Numbers of databases in which batches were appended or tables registered, as notified; ends after ``timeout_s``
-    seconds without any. Any session may send a notification: None for one that is no such number, and a number may be
-    that of no database.
+def heard(conn: DirectConnection, timeout_s: float) -> Iterator[int | None]:
+    """Numbers of databases in which batches were appended or tables registered, as notified since the last call or
+    within ``timeout_s`` seconds. Any session may send a notification: None for one that is no such number, and a number
+    may be that of no database.
 
     Raises:
         psycopg.OperationalError: the session is lost.
     """
-    for notify in conn.notifies(timeout=timeout_s):
-        yield database_of(notify.payload)
+    end, came = time.monotonic() + timeout_s, _came[conn]
+    while True:
+        while came:
+            yield database_of(came.popleft().payload)
+        left_s = end - time.monotonic()
+        if left_s <= 0:
+            return
+        conn.await_notifications(left_s)
+
+
+_came: WeakKeyDictionary[Connection, deque[psycopg.Notify]] = WeakKeyDictionary()
+"""Notifications that a listener's session has got, and nobody has read."""
+
+
+class Around(NamedTuple):
+    """The finds of a listener's look. ``known``: the numbers of all databases, ``silent``: claims whose holders are
+    silent; None where it was not asked for."""
+
+    work: list[int]
+    known: frozenset[int] | None
+    silent: list[SilentClaim] | None
+
+
+def look_around(conn: Connection, now_ms: int, *, learns: bool, judges: bool) -> Around:
+    """Look which databases have work, in one send. ``learns``: and which there are, each of which can be claimed from
+    now on; ``judges``: and which claims are silent.
+
+    Raises:
+        psycopg.Error: Postgres refused it.
+    """
+    with conn.pipeline():
+        known = run(conn, MAKE_CLAIMS.encode(), ()) if learns else None
+        work = run(conn, HAS_WORK, [int8(now_ms)])
+        silent = run(conn, SILENT_CLAIMS, ()) if judges else None
+    return Around(
+        [number for (number,) in work],
+        None if known is None else frozenset(number for (number,) in known),
+        None if silent is None else [SilentClaim._make(row) for row in silent],
+    )

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from anabranch.store.inbox.claim import NOTHING_WRITTEN, Connection
 from anabranch.store.inbox.take import KILLED
+from anabranch.store.session.binary import run
 
 OWNER_LOCK_CLASS = 0x616E616F
 """The first key of these locks; the second is the process's number."""
@@ -46,7 +47,7 @@ def undertake(conn: Connection, database_id: int, ids: Sequence[str]) -> None:
     """Write down that this process is about to try these batches. To be committed before it does."""
     with conn.pipeline():
         # Where Postgres itself crashes before the mark is on its disk, no resolver was at fault.
-        conn.execute(NOTHING_WRITTEN)
+        run(conn, NOTHING_WRITTEN, ())
         conn.execute(UNDERTAKE, {"db": database_id, "owner": OWNER, "ids": list(ids)})
 
 

@@ -14,7 +14,7 @@ from psycopg.pq import Format
 from psycopg.types.numeric import Int4BinaryLoader, Int8BinaryLoader
 from psycopg.types.string import TextBinaryLoader
 
-from anabranch.store.session.direct import DirectConnection
+from anabranch.store.session.direct import DirectConnection, Reply
 from anabranch.values.postgres_binary import DATE, TIME, TIMESTAMP, TIMESTAMPTZ, Parameter
 
 Connection = psycopg.Connection[Any]
@@ -110,3 +110,19 @@ def flush(conn: Connection) -> None:
     """Have Postgres begin with what a pipeline was given, while the caller does something else."""
     if isinstance(conn, DirectConnection):
         conn.flush()
+
+
+def was_refused(cursor: Cursor) -> bool:
+    """Whether it was this statement that made a send fail; False where the session does not know."""
+    return isinstance(cursor, Reply) and cursor.refused
+
+
+def commits_behind(conn: Connection) -> bool:
+    """Whether a session can send COMMIT behind other statements (``commit_behind``)."""
+    return isinstance(conn, DirectConnection)
+
+
+def commit_behind(conn: Connection) -> None:
+    """Put COMMIT behind the statements of a pipeline: it is carried out where none of them fails."""
+    assert isinstance(conn, DirectConnection)
+    conn.commit_behind()

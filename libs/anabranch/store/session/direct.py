@@ -68,6 +68,11 @@ class Reply:
         return result
 
     @property
+    def refused(self) -> bool:
+        """Whether Postgres refused this very statement; False while that is not known."""
+        return self._result is not None and self._result.status == ExecStatus.FATAL_ERROR
+
+    @property
     def rowcount(self) -> int:
         """How many rows the statement gave or changed; -1 where it does neither. Raises as ``fetchall``."""
         count = self._answered().command_tuples
@@ -135,6 +140,7 @@ class DirectConnection(PlainConnection):
         self._awaited: list[Reply] = []
         self._syncs = 0
         self._unsynced = False
+        self._ended = False
         self._depth = 0
         self._names: OrderedDict[_Key, bytes] = OrderedDict()
         self._number = 0
@@ -175,6 +181,8 @@ class DirectConnection(PlainConnection):
         return self._put((statement, tuple(dump.types or ())), values, dump.formats, form)
 
     def _put(self, key: _Key, values: Any, formats: Any, form: Format) -> Reply:
+        if self._ended:
+            raise psycopg.ProgrammingError("the send ends with its COMMIT")
         if not self._unsynced:
             self._begin()
         name = self._names.get(key)
@@ -310,9 +318,7 @@ class DirectConnection(PlainConnection):
                     if result.status == ExecStatus.FATAL_ERROR and failed is None:
                         failed = result
                     next(answers).came(result)
-            while notify := pgconn.notifies():
-                if pgconn.notify_handler is not None:
-                    pgconn.notify_handler(notify)
+            self._pass_on()
             pgconn.exit_pipeline_mode()
         except psycopg.OperationalError:
             self.close()
@@ -327,8 +333,35 @@ class DirectConnection(PlainConnection):
             raise
         finally:
             self._awaited.clear()
-            self._syncs, self._unsynced = 0, False
+            self._syncs, self._unsynced, self._ended = 0, False, False
         return failed
+
+    # Notifications.
+
+    def await_notifications(self, timeout_s: float) -> None:
+        """Wait until the server has sent something, ``timeout_s`` seconds at most, and give the handlers
+        (``add_notify_handler``) the notifications that have come.
+
+        Raises:
+            psycopg.OperationalError: the session is lost, or was given up.
+        """
+        self.settle()
+        self.require_trust()
+        self._check_open()
+        if not self._readable.poll(timeout_s * 1000):
+            return
+        try:
+            self.pgconn.consume_input()
+        except psycopg.OperationalError:
+            self.close()
+            raise
+        self._pass_on()
+
+    def _pass_on(self) -> None:
+        pgconn = self.pgconn
+        while notify := pgconn.notifies():
+            if pgconn.notify_handler is not None:
+                pgconn.notify_handler(notify)
 
     # The driver's own calls.
 
@@ -341,8 +374,14 @@ class DirectConnection(PlainConnection):
         """As every session's."""
         self.settle()
         if self.pgconn.transaction_status != TransactionStatus.IDLE:
-            self._put((_COMMIT, ()), None, None, Format.TEXT)
+            self.commit_behind()
             self.settle()
+
+    def commit_behind(self) -> None:
+        """Put COMMIT, which Postgres skips where a statement before it in the send fails. Nothing more can be put until
+        the answers are there: it would not be part of the transaction."""
+        self._put((_COMMIT, ()), None, None, Format.TEXT)
+        self._ended = self._depth > 0
 
     def rollback(self) -> None:
         """As every session's. The prepared statements are forgotten: one of them may be why."""

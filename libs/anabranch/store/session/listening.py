@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 
 from anabranch.store.session.channels import CATALOG_CHANNEL, GROUPS_CHANNEL, KEYS_CHANNEL
@@ -16,6 +16,8 @@ from anabranch.store.session.engine import CONNECT_S, AsyncSession, SessionOptio
 
 FLOOD = 500
 """Notifications within the time that is waited for more, beyond which it is left to polling to find the news."""
+TRIED_EACH_S = 5.0
+"""A listener's session is tried when it has heard nothing for so long, or longer. One that is doubted is closed."""
 _ANSWER_MS = 4_000
 """How long a listener's session may take to answer a statement, in milliseconds."""
 _MOST_DATABASE = 2**31 - 1
@@ -39,22 +41,24 @@ class Heard:
 
 
 async def open_listener(url: str, *, application_name: str) -> AsyncSession:
-    """A session that hears of groups and of changes of the catalog. It does nothing else, so that a notification never
-    waits behind a statement.
+    """A session that hears of groups, of changes of the catalog and of revoked keys. It does nothing else, so that a
+    notification never waits behind a statement. Postgres wakes each session that listens to anything for every
+    notification, whatever its channel is: so a process listens with one session.
 
     Raises:
         psycopg.OperationalError: the server can't be reached, or refuses the session.
     """
     conn = await _session(url, application_name)
-    await conn.execute(f"listen {GROUPS_CHANNEL}".encode())
-    await conn.execute(f"listen {CATALOG_CHANNEL}".encode())
+    for channel in (GROUPS_CHANNEL, CATALOG_CHANNEL, KEYS_CHANNEL):
+        await conn.execute(f"listen {channel}".encode())
     return conn
 
 
-async def open_key_listener(url: str, *, application_name: str) -> AsyncSession:
-    """A session that hears of revoked keys. Raises as ``open_listener``."""
+async def open_key_session(url: str, *, application_name: str, listens: bool) -> AsyncSession:
+    """A session in which keys are read; it hears of revoked ones where it ``listens``. Raises as ``open_listener``."""
     conn = await _session(url, application_name)
-    await listen_for_keys(conn)
+    if listens:
+        await listen_for_keys(conn)
     return conn
 
 
@@ -86,9 +90,10 @@ async def heard(conn: AsyncSession, wait_s: float, gather_s: float) -> int:
     return count
 
 
-async def hear(conn: AsyncSession, silence_s: float) -> AsyncGenerator[Heard | None, None]:
-    """Notifications as they come, None for one without our form, until the session breaks. After ``silence_s`` seconds
-    without one the session is tried, so that a connection that died in silence is noticed.
+async def hear(conn: AsyncSession, silence_s: float, on_keys: Callable[[], None]) -> AsyncGenerator[Heard | None, None]:
+    """Notifications as they come, None for one without our form, until the session breaks. For one of revoked keys
+    ``on_keys`` is called instead. After ``silence_s`` seconds without one the session is tried, so that a connection
+    that died in silence is noticed: until then callers find the news by polling.
 
     Raises:
         psycopg.OperationalError: the session is lost.
@@ -97,6 +102,9 @@ async def hear(conn: AsyncSession, silence_s: float) -> AsyncGenerator[Heard | N
         # It holds the session's lock: closing the session must not wait for it.
         async with contextlib.aclosing(conn.notifies(timeout=silence_s)) as notifications:
             async for notify in notifications:
+                if notify.channel == KEYS_CHANNEL:
+                    on_keys()
+                    continue
                 yield understood(notify.channel, notify.payload)
         await conn.execute("select 1")
 

@@ -8,7 +8,8 @@ limits of the server. Waiting for notifications is no statement, and has no limi
 States of a session:
 
 * *trusted*: it waits for an answer as long as ``silence_s``.
-* *doubted* (``doubt``, until the next answer): it waits ``DOUBT_S``; the next answer makes it trusted again.
+* *doubted* (``doubt``, until the next answer): it waits ``DOUBT_S``; the next answer makes it trusted again. Where
+  the driver waits in it for notifications no answer is to come: it is closed, and who listens opens another one.
 * *given up* (``give_up_older``): a wait in it fails within ``_TICK_S``, and so does its next use. It is closed then.
 
 A wait that runs out closes the session. Other threads and tasks only change its state; the thread or task that waits in
@@ -100,6 +101,8 @@ def _watched(session: Silence, connection: Any, waiting: PQGen[Any]) -> Generato
                 if silent_since is None:
                     silent_since = now - _TICK_S
                 asked = connection.pgconn.transaction_status == TransactionStatus.ACTIVE
+                if session.doubted and connection.pgconn.transaction_status == TransactionStatus.IDLE:
+                    raise SilentServerError("older sessions of this server have not answered")
                 session.check(now - silent_since, asked=asked)
             wanted = waiting.send(ready)
     except StopIteration as end:
