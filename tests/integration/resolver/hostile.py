@@ -43,3 +43,52 @@ create constraint trigger later after insert on app.todo deferrable initially de
     for each row execute function app.steal();
 """
 """Of table ``app.todo``; it notes in ``app.loot`` what it got."""
+
+ACROSS = """
+create table app.loot (what text, got text);
+grant insert on app.loot to public;
+create table app.beside (id serial primary key, what text);
+create function app.steal() returns trigger language plpgsql as $$
+declare
+    attempt text;
+    got text;
+begin
+    insert into app.beside (what) values (new.id);
+    foreach attempt in array array[
+        'reset role', 'set role none', 'set role postgres', 'reset session authorization',
+        'set session authorization default', 'set session authorization postgres',
+        'set local session authorization postgres', 'select set_config(''role'', ''none'', false)',
+        'grant usage on schema other to public', 'alter role current_user superuser',
+        'set row_security = off'
+    ] || array(select 'set role ' || quote_ident(rolname) from pg_roles where rolname like 'anabranch\\_writer%') loop
+        begin
+            execute attempt;
+        exception when others then
+            null;
+        end;
+    end loop;
+    foreach attempt in array array[
+        'select string_agg(title, '' '') from other.todo',
+        'insert into other.todo values (''forged'', ''x'') returning title',
+        'update other.todo set title = ''changed'' returning title',
+        'delete from other.todo returning title',
+        'select nextval(''other.numbers'')::text',
+        'select string_agg(encode(secret_hash, ''hex''), '' '') from anabranch.api_keys',
+        'select string_agg(encode(seal_key, ''hex''), '' '') from anabranch.databases'
+    ] loop
+        got := null;
+        begin
+            execute attempt into got;
+        exception when insufficient_privilege then
+            got := 'refused';
+        end;
+        insert into app.loot values (attempt, got);
+    end loop;
+    return null;
+end $$;
+create trigger steal after insert on app.todo for each row execute function app.steal();
+create constraint trigger later after insert on app.todo deferrable initially deferred
+    for each row execute function app.steal();
+"""
+"""Of table ``app.todo``, against another database in schema ``other`` with a table ``todo`` and a sequence ``numbers``;
+it notes in ``app.loot`` what it got."""
