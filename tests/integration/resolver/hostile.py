@@ -74,7 +74,18 @@ begin
         'delete from other.todo returning title',
         'select nextval(''other.numbers'')::text',
         'select string_agg(encode(secret_hash, ''hex''), '' '') from anabranch.api_keys',
-        'select string_agg(encode(seal_key, ''hex''), '' '') from anabranch.databases'
+        'select string_agg(encode(seal_key, ''hex''), '' '') from anabranch.databases',
+        'select string_agg(encode(token, ''hex''), '' '') from anabranch.nodes',
+        'insert into anabranch.inbox (database_id, batch_id, node_id, principal, basis, payload, payload_sha256,'
+            || ' arrived_ms) select d.id, ''forged'', ''n'', ''p'', 0, '''', '''', 0 from anabranch.databases d'
+            || ' returning batch_id',
+        'update anabranch.inbox set payload = '''' returning batch_id',
+        'update anabranch.batches set verdict = '''' returning batch_id',
+        'delete from anabranch.batches returning batch_id',
+        'delete from anabranch.log returning batch_id',
+        'select string_agg(losing_batch, '' '') from anabranch.conflicts',
+        'insert into anabranch.api_keys default values returning ''made''',
+        'update anabranch.synced_tables set name = ''x'' returning name'
     ] loop
         got := null;
         begin

@@ -37,6 +37,7 @@ _REACHED: LiteralString = f"""
 _EXCESS: LiteralString = f"""
 select r.rolname::text, case when r.rolsuper then array['is a superuser'] else pg_catalog.array_remove(array[
     case when {_KEYS} then 'may read keys' end,
+    case when pg_catalog.has_table_privilege(r.oid, 'anabranch.inbox', 'INSERT') then 'may send batches as anybody' end,
     case when r.rolcreaterole then 'may make roles' end,
     case when r.rolcreatedb then 'may make databases' end,
     case when r.rolreplication then 'may replicate' end,
