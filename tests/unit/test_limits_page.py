@@ -33,7 +33,7 @@ NO_LIMITS = {
     },
     "ingest": {"append_sessions", "wait_default_ms", "answer_margin_ms", "poll_interval_ms"},
     "conflict-resolver": {
-        "resolver_workers", "group_target_ms", "group_lock_timeout_ms", "claim_idle_ms", "poll_interval_ms",
+        "resolver_workers", "resolver_sessions", "group_target_ms", "group_lock_timeout_ms", "claim_idle_ms", "poll_interval_ms",
         "captured_poll_interval_ms", "busy_ms", "rest_ms", "writer_postgres_url",
         "trust_owners",
     },
