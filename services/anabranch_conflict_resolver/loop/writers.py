@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from threading import Lock
 
@@ -14,6 +15,8 @@ from anabranch.store.catalog.writer_judged import JudgedRole, judge, lacking
 from anabranch.store.session.engine import Session
 
 _log = structlog.get_logger()
+_AGAIN_S = 30.0
+"""How long, in seconds, groups are committed as a superuser before it is looked whether the server lets the writer in."""
 
 
 @dataclass(slots=True)
@@ -27,6 +30,8 @@ class Writers:
     trusting: bool = False
     _lock: Lock = field(default_factory=Lock)
     _urls: dict[int, str] = field(default_factory=dict)
+    _again_s: dict[int, float] = field(default_factory=dict)
+    """When to look anew, of those that have none (``time.monotonic``)."""
     _told: set[str | None] = field(default_factory=set)
     _excessive: set[str] = field(default_factory=set)
 
@@ -52,7 +57,9 @@ class Writers:
         if self.shared is not None:
             return self.shared
         found = self._urls.get(database_id)
-        return self._make(database_id) if found is None else found
+        if found is None or (found == self.url and time.monotonic() > self._again_s.get(database_id, 0.0)):
+            return self._make(database_id)
+        return found
 
     def forget(self, database_id: int) -> None:
         """Look a database's writer up anew: it was not let in."""
@@ -70,7 +77,10 @@ class Writers:
     def _make(self, database_id: int) -> str:
         own = own_writer(self.url, database_id)
         with self._lock:
-            return self._urls.setdefault(database_id, self.url if own is None else own)
+            if own is None:
+                self._again_s[database_id] = time.monotonic() + _AGAIN_S
+            self._urls[database_id] = own or self.url
+        return own or self.url
 
     def _tell(self, judged: JudgedRole, lacks: list[str]) -> None:
         (self._excessive.add if judged.excess else self._excessive.discard)(judged.name)

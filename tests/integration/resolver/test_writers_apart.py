@@ -61,7 +61,7 @@ def may(rig: ResolverRig, role: str, table: str) -> bool:
 
 
 def attacked(rig: ResolverRig, other: ResolverRig) -> list[tuple[str, str | None]]:
-    """What a trigger on a table of ``rig`` got from the other database."""
+    """The loot of a trigger on a table of ``rig``, from the other database."""
     key_administration.create(rig.conn, subject="admin", role="admin", database=None, now_ms=1)
     other.node("b").insert("todo", {"id": "mine", "title": "secret"})
     other.drain()
@@ -271,6 +271,21 @@ def test_a_database_that_is_gone_takes_its_writer_along(pair: tuple[ResolverRig,
     until(lambda: drop_retired(rig.url).dropped == [role])
     assert not has(rig, role)
     assert has(rig, role_of(rig))
+
+
+def test_a_writer_that_was_not_let_in_is_tried_again(rig: ResolverRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that groups are committed as a superuser for no longer than it takes."""
+    writers, number, role = Writers(rig.url), rig.database.id, role_of(rig)
+    rig.sql(f'alter role "{role}" nologin')
+    assert writers(number) == rig.url
+    rig.sql(f'alter role "{role}" login')
+    assert writers(number) == rig.url
+    monkeypatch.setattr(writers_module, "_AGAIN_S", 0.0)
+    writers.forget(number)
+    rig.sql(f'alter role "{role}" nologin')
+    assert writers(number) == rig.url
+    rig.sql(f'alter role "{role}" login')
+    assert writers(number) == own_writer(rig.url, number)
 
 
 def test_there_are_no_more_sessions_than_the_most(make_rig: Any, migrated_url: str) -> None:
