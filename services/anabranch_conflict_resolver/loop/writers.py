@@ -16,7 +16,8 @@ from anabranch.store.session.engine import Session
 
 _log = structlog.get_logger()
 _AGAIN_S = 30.0
-"""How long, in seconds, groups are committed as a superuser before it is looked whether the server lets the writer in."""
+"""How long, in seconds, groups are committed as a superuser until it is looked whether the server lets the writer
+in."""
 
 
 @dataclass(slots=True)
