@@ -18,8 +18,10 @@ from anabranch_conflict_resolver.loop import garbage
 from anabranch_conflict_resolver.loop.known import Known
 from anabranch_conflict_resolver.loop.resolver import Resolver
 from anabranch_conflict_resolver.loop.seal_keys import SealKeys
+from anabranch_conflict_resolver.loop.sessions import Sessions
 from anabranch_conflict_resolver.loop.wakeups import Wakeups
 from anabranch_conflict_resolver.loop.worker import Worker
+from anabranch_conflict_resolver.loop.writers import Writers, drop_others
 from anabranch_conflict_resolver.servicer import SERVICE, ResolverServicer, register
 
 
@@ -29,15 +31,16 @@ async def build(context: ServiceContext[ResolverSettings]) -> Service:
     settings, clock = context.settings, context.clock
     url = settings.postgres_url.get_secret_value()
     functions = Functions(settings.function_timeout_ms)
-    writes_as = await asyncio.to_thread(settings.writes_as)
-    keys = None if writes_as == url else SealKeys(url)
+    writers = await asyncio.to_thread(_writers, settings)
+    keys = None if writers.reach_keys else SealKeys(url)
     wakeups, known, stopping = Wakeups(), Known(keys), Event()
     alone_ms = settings.group_alone_timeout_ms
     limits = GroupLimits(settings.group_max_bytes, settings.busy_ms, alone_ms=alone_ms, rest_ms=settings.rest_ms)
+    most = settings.resolver_workers
+    sessions = Sessions(writers, group_options(settings), kept=most, most=max(most, settings.resolver_sessions))
     workers = [
         Worker(
-            writes_as,
-            group_options(settings),
+            sessions,
             partial(commit_group, limits=limits, functions=functions),
             clock,
             wakeups,
@@ -47,11 +50,11 @@ async def build(context: ServiceContext[ResolverSettings]) -> Service:
             target_ms=settings.group_target_ms,
             rest_ms=settings.rest_ms,
         )
-        for _ in range(settings.resolver_workers)
+        for _ in range(most)
     ]
-    resolver = Resolver(settings, writes_as, workers, wakeups, known, stopping, clock)
+    resolver = Resolver(settings, writers, workers, wakeups, known, stopping, clock)
     dry_runs = DryRuns(
-        writes_as, explain_options(settings), functions, keys, longest_s=settings.explain_timeout_ms / 1000
+        Sessions(writers, explain_options(settings)), functions, keys, longest_s=settings.explain_timeout_ms / 1000
     )
     servicer = ResolverServicer(context.pool, clock, dry_runs.explain)
 
@@ -67,6 +70,14 @@ async def build(context: ServiceContext[ResolverSettings]) -> Service:
         run=resolver.run,
         close=close,
     )
+
+
+def _writers(settings: ResolverSettings) -> Writers:
+    url = settings.postgres_url.get_secret_value()
+    writers = Writers(url, settings.shared_writer(), trusting=settings.trust_owners)
+    if writers.shared is None:
+        drop_others(url)
+    return writers
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field, SecretStr, model_validator
 
 from anabranch.runtime.config import PREFIX, ServiceSettings
-from anabranch.store.catalog.own_writer import own_writer
+from anabranch.store.catalog.own_writer import is_superuser
 from anabranch.store.inbox.claim import session_options
 from anabranch.store.session.engine import SessionOptions
 
@@ -14,14 +14,18 @@ class ResolverSettings(ServiceSettings):
     """The settings of the conflict-resolver."""
 
     writer_postgres_url: SecretStr | None = None
-    """Where groups are committed: `postgres_url` with another role, a writer (`anabranch database writer`). Code of the
-    synced tables' owners runs as this role. None: where `postgres_url` is a superuser's, as a writer that is made for
-    it; else as its role."""
+    """Where groups of all databases are committed: `postgres_url` with another role, a writer (`anabranch database
+    writer`). Code of the synced tables' owners runs as this role. None: where `postgres_url` is a superuser's, as a
+    writer of each database that is made for it; else as its role."""
     trust_owners: bool = False
     """Commit groups as the role of `postgres_url`, whatever it may do: for an installation where whoever owns a synced
     table may do the same."""
     resolver_workers: int = Field(2, ge=1, le=64)
     """Databases that this process commits groups of at the same time; each has a session of its own."""
+    resolver_sessions: int = Field(16, ge=1, le=1_000)
+    """The most sessions that this process commits groups with, and no fewer than workers: each database has a writer,
+    and so a session, of its own. One that is needed beyond them takes the place of the one that was used longest ago;
+    all but as many as there are workers are closed after a minute without work."""
     group_max_batches: int = Field(2_000, ge=1, le=20_000)
     """The most batches of one group. How many it really takes follows what waits and how long the last group took."""
     group_max_bytes: int = Field(8 * 1024 * 1024, ge=1)
@@ -60,17 +64,17 @@ class ResolverSettings(ServiceSettings):
             raise ValueError(f"{PREFIX}TRUST_OWNERS and {PREFIX}WRITER_POSTGRES_URL: give one of them")
         return self
 
-    def writes_as(self) -> str:
-        """The URL of sessions that commit groups: a superuser's only where its owner says so, or the server lets no
-        writer in.
+    def shared_writer(self) -> str | None:
+        """The URL of the sessions that commit the groups of all databases; None where each database has a writer of its
+        own: for a superuser, unless its owner says otherwise.
 
         Raises:
-            psycopg.Error: a writer can't be made.
+            psycopg.Error: the server can't be reached.
         """
-        url = self.postgres_url.get_secret_value()
         if self.writer_postgres_url is not None:
             return self.writer_postgres_url.get_secret_value()
-        return url if self.trust_owners else own_writer(url) or url
+        url = self.postgres_url.get_secret_value()
+        return url if self.trust_owners or not is_superuser(url) else None
 
 
 def group_options(settings: ResolverSettings) -> SessionOptions:

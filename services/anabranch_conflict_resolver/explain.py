@@ -16,12 +16,12 @@ from threading import Event, Thread
 from anabranch import limits
 from anabranch.runtime.errors import CallError
 from anabranch.store.capture.captured import UndecodableError
+from anabranch.store.catalog.databases import UnknownDatabaseError
 from anabranch.store.group.waves import DatabaseError
 from anabranch.store.inbox import take
-from anabranch.store.inbox.claim import open_session
 from anabranch.store.inbox.explain import KnownOfBatch, known
 from anabranch.store.inbox.take import Taken
-from anabranch.store.session.engine import Session, SessionOptions
+from anabranch.store.session.engine import Session
 from anabranch.v1 import batch_pb2, change_pb2, errors_pb2, resolver_pb2, value_pb2, verdict_pb2
 from anabranch.values.messages import column_writer
 from anabranch.wire.envelopes import Received, least_id, receive
@@ -36,25 +36,25 @@ from anabranch_conflict_resolver.group.candidates import sort_out
 from anabranch_conflict_resolver.group.context import Context
 from anabranch_conflict_resolver.group.next_try import Attempt
 from anabranch_conflict_resolver.group.tables import SyncedDatabase
+from anabranch_conflict_resolver.loop.sessions import Sessions
 from anabranch_conflict_resolver.question import Question
 
 _BUSY_MS = 100
 _DAY_MS = 86_400_000
 _CANCELED = "57014"
 _AGAIN_S = 0.1
+_GONE = "the database is gone"
 
 
 @dataclass(slots=True)
 class DryRuns:
-    """One session for all dry runs of a process, one at a time. ``explain`` blocks and belongs into a thread; it takes
-    ``longest_s`` at most."""
+    """One session for all dry runs of a process, one at a time; as the writer of the database that is asked about.
+    ``explain`` blocks and belongs into a thread; it takes ``longest_s`` at most."""
 
-    url: str
-    options: SessionOptions
+    sessions: Sessions
     functions: Functions
     seal_key: Callable[[int], bytes] | None = None
     longest_s: float = 2.0
-    _session: Session | None = None
     _caches: dict[int, Cache] = field(default_factory=dict)
 
     def explain(self, question: Question, now_ms: int, clock_offset_ms: int) -> resolver_pb2.ExplainResponse:
@@ -66,9 +66,11 @@ class DryRuns:
                 principal's node; UNKNOWN_DATABASE.
             psycopg.Error: Postgres refused a statement.
         """
-        if self._session is None or self._session.closed:
-            self._session = open_session(self.url, self.options)
-        session, over, late = self._session, Event(), Event()
+        try:
+            session = self.sessions.take(question.database_id)
+        except UnknownDatabaseError as error:
+            raise CallError(errors_pb2.REASON_UNKNOWN_DATABASE, _GONE) from error
+        over, late = Event(), Event()
         clock = Thread(target=_end_late, args=(session, self.longest_s, over, late), name="dry-run-clock", daemon=True)
         clock.start()
         try:
@@ -81,16 +83,18 @@ class DryRuns:
         finally:
             over.set()
             clock.join()
-            if late.is_set():
-                # A request to end a statement may still be on its way to it.
-                session.close()
-            elif not session.closed:
-                session.rollback()
+            try:
+                if late.is_set():
+                    # A request to end a statement may still be on its way to it.
+                    session.close()
+                elif not session.closed:
+                    session.rollback()
+            finally:
+                self.sessions.give_back(question.database_id, session)
 
     def close(self) -> None:
         """End the session."""
-        if self._session is not None:
-            self._session.close()
+        self.sessions.close()
 
     def _explain(
         self, conn: Session, question: Question, now_ms: int, clock_offset_ms: int
@@ -98,7 +102,7 @@ class DryRuns:
         envelope, database_id = question.envelope, question.database_id
         head = take.read_head(conn, database_id)
         if head is None:
-            raise CallError(errors_pb2.REASON_UNKNOWN_DATABASE, "the database is gone")
+            raise CallError(errors_pb2.REASON_UNKNOWN_DATABASE, _GONE)
         cache = self._caches.setdefault(database_id, Cache(self.seal_key))
         synced = current(conn, cache, head)
         if cache.altered:

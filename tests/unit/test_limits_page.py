@@ -33,9 +33,8 @@ NO_LIMITS = {
     },
     "ingest": {"append_sessions", "wait_default_ms", "answer_margin_ms", "poll_interval_ms"},
     "conflict-resolver": {
-        "resolver_workers", "group_target_ms", "group_lock_timeout_ms", "claim_idle_ms", "poll_interval_ms",
-        "captured_poll_interval_ms", "busy_ms", "rest_ms", "writer_postgres_url",
-        "trust_owners",
+        "resolver_workers", "resolver_sessions", "group_target_ms", "group_lock_timeout_ms", "claim_idle_ms",
+        "poll_interval_ms", "captured_poll_interval_ms", "busy_ms", "rest_ms", "writer_postgres_url", "trust_owners",
     },
     "snapshot": {
         "page_bytes", "poll_interval_ms", "heartbeat_ms", "recent_pages_bytes", "fan_out_pause_us",

@@ -15,7 +15,10 @@ CONNECT_TIMEOUT_S = 10
 RELEASED_AT_MOST = 20
 """The most released databases that wait to be dropped; dropped together, they cost one checkpoint, not one each."""
 
-_WRITER = "select 'anabranch_writer_' || oid from pg_database where datname = %s"
+_WRITERS = """
+select r.rolname from pg_database d join pg_roles r on r.rolname ~ ('^anabranch_writer_' || d.oid || '(_[0-9]+)?$')
+where d.datname = %s
+"""
 
 
 def create_database(url: str, name: str, *, template: str | None = None) -> str:
@@ -30,13 +33,13 @@ def create_database(url: str, name: str, *, template: str | None = None) -> str:
 
 
 def drop_database(url: str, name: str) -> None:
-    """Remove database `name`, ending connections that are left, and the writer that a resolver made for it; harmless
+    """Remove database `name`, ending connections that are left, and the writers that were made for it; harmless
     when it is not there."""
     with psycopg.connect(url, autocommit=True, connect_timeout=CONNECT_TIMEOUT_S) as connection:
-        found = connection.execute(_WRITER, (name,)).fetchone()
+        found = connection.execute(_WRITERS, (name,)).fetchall()
         connection.execute(sql.SQL("drop database if exists {} with (force)").format(sql.Identifier(name)))
-        if found is not None:
-            connection.execute(sql.SQL("drop role if exists {}").format(sql.Identifier(found[0])))
+        for (role,) in found:
+            connection.execute(sql.SQL("drop role if exists {}").format(sql.Identifier(role)))
 
 
 class TestDatabases:

@@ -113,7 +113,7 @@ def _grant(context: Context, fault: Fault) -> str:
     if not found.grant:
         return lacks
     gives = f"{lacks}; `{found.grant}` gives them"
-    command = shlex.join(("anabranch", "database", "writer", "--grant", found.schema_name))
+    command = shlex.join(("anabranch", "database", "writer", role, "--grant", found.schema_name))
     return f"{gives}, `{command}` those to the whole schema" if of_groups else gives
 
 

@@ -48,10 +48,10 @@ _OUT_OF_TIME = "57"
 
 @dataclass(slots=True)
 class Failures:
-    """Of one worker. ``open_session`` gives its session, a new one where it was lost, None where there is none to be
-    had. ``rest_ms``: how long a batch rests that has failed alone once."""
+    """Of one worker. ``open_session`` gives its session with a database, a new one where it was lost, None where there
+    is none to be had. ``rest_ms``: how long a batch rests that has failed alone once."""
 
-    open_session: Callable[[], Session | None]
+    open_session: Callable[[int], Session | None]
     known: Known
     wakeups: Wakeups
     clock: Clock
@@ -117,7 +117,7 @@ class Failures:
     def _others_pass(self, number: int, name: str, controls: int, error: Exception) -> bool:
         """Whether so many empty groups pass in a row."""
         for _ in range(controls):
-            session = self.open_session()
+            session = self.open_session(number)
             if session is None or not control.passes(session, number):
                 break
         else:
@@ -134,7 +134,7 @@ class Failures:
 
     def _set_aside(self, number: int, cache: Cache, name: str, error: Exception) -> None:
         """Look for the table whose captured changes can't be drained, and set it aside, so that the others go on."""
-        if not self._others_pass(number, name, CONTROLS, error) or (session := self.open_session()) is None:
+        if not self._others_pass(number, name, CONTROLS, error) or (session := self.open_session(number)) is None:
             return
         try:
             now_ms = self.clock.now_ms()
@@ -158,7 +158,7 @@ class Failures:
 
     def _put_aside(self, number: int, batch_id: str, name: str, found: Suspicion) -> None:
         """Have the batch rest, so that the others go on, and count the failure where it counts."""
-        session = self.open_session()
+        session = self.open_session(number)
         if session is None:
             return
         attempts = None

@@ -25,7 +25,6 @@ import structlog
 from anabranch.clock import Clock
 from anabranch.runtime import metrics
 from anabranch.store.capture.backlog import Moments, captured_backlogs
-from anabranch.store.catalog import writer
 from anabranch.store.ddl.backlog import MarkerMoments, schema_backlogs
 from anabranch.store.group.waves import DatabaseError
 from anabranch.store.inbox.backlog import backlogs
@@ -38,6 +37,7 @@ from anabranch_conflict_resolver.captured.watch import CapturedWatch
 from anabranch_conflict_resolver.config import ResolverSettings, group_options
 from anabranch_conflict_resolver.loop.known import Known
 from anabranch_conflict_resolver.loop.wakeups import Wakeups
+from anabranch_conflict_resolver.loop.writers import Writers
 
 _log = structlog.get_logger()
 _PAUSE_S = 0.5
@@ -56,9 +56,7 @@ _SLICE_S = 0.25
 
 
 class Body(Protocol):
-    """A worker, as its thread runs it. ``broken`` says why it can't work, None where it can."""
-
-    broken: str | None
+    """A worker, as its thread runs it."""
 
     def run(self) -> None:
         """Work until ``stopping`` is set."""
@@ -67,22 +65,20 @@ class Body(Protocol):
 
 class Resolver:
     """Threads and their state; ``run`` is the service's background work. ``workers`` are woken by ``wakeups`` and stop
-    when ``stopping`` is set. ``url`` is that of their sessions: its role sees them, and may end them. ``known`` is the
-    workers' state of databases."""
+    when ``stopping`` is set. ``writers``: the roles of their sessions. ``known`` is the workers' state of databases."""
 
     def __init__(
         self,
         settings: ResolverSettings,
-        url: str,
+        writers: Writers,
         workers: Sequence[Body],
         wakeups: Wakeups,
         known: Known,
         stopping: Event,
         clock: Clock,
     ) -> None:
-        self._url = url
+        self._writers = writers
         self._known = known
-        self._trusting = settings.trust_owners
         self._clock = clock
         self._poll_s = settings.poll_interval_ms / 1000
         self._captured_poll_s = settings.captured_poll_interval_ms / 1000
@@ -114,16 +110,16 @@ class Resolver:
 
     async def ready(self) -> str | None:
         """Return why groups can't be committed now, or None."""
-        return self._without_listener or next((w.broken for w in self._workers if w.broken), None)
+        return self._without_listener or self._known.why_unreached()
 
     def _listen(self) -> None:
-        rights_told = False
         while not self._stopping.is_set():
             try:
-                session = open_listener(self._url, replace(self._options, lock_timeout_ms=_LISTENER_LOCK_MS))
+                session = open_listener(
+                    self._writers.listens_as, replace(self._options, lock_timeout_ms=_LISTENER_LOCK_MS)
+                )
                 try:
                     show_alive(session)
-                    rights_told = rights_told or _tell_of_rights(session, trusting=self._trusting)
                     self._hear(session)
                 finally:
                     session.close()
@@ -146,6 +142,7 @@ class Resolver:
                 self._look_around(session, now)
             if now - gauged >= _GAUGE_INTERVAL_S:
                 gauged = now
+                self._writers.tell(session)
                 _gauge(session, moments, now)
             if now - looked >= _LOOK_INTERVAL_S:
                 looked = now
@@ -209,26 +206,3 @@ def _gauge(session: Session, moments: _Moments, now: float) -> None:
         metrics.gauge("anabranch_schema_version", changes.version, database=changes.name)
         metrics.gauge("anabranch_schema_changes_waiting", changes.markers, database=changes.name)
         metrics.gauge("anabranch_schema_change_age", changes.age_s, database=changes.name)
-
-
-def _tell_of_rights(session: Session, *, trusting: bool = False) -> bool:
-    """Say whether the role that commits groups may do more than that takes, and whether it may do all of it."""
-    judged, lacks = writer.judge(session), writer.lacking(session)
-    metrics.gauge("anabranch_writer_excess", int(bool(judged.excess)))
-    if judged.excess and trusting:
-        _log.info("code of the synced tables' owners is trusted", role=judged.name, rights=judged.excess)
-    elif judged.excess:
-        _log.warning(
-            "code of the synced tables' owners (triggers, defaults) runs as a role that may do more than groups take: "
-            "give ANABRANCH_WRITER_POSTGRES_URL with a role of `anabranch database writer ROLE`, or say "
-            "ANABRANCH_TRUST_OWNERS=true",
-            role=judged.name,
-            rights=judged.excess,
-        )
-    if lacks:
-        text = (
-            "the role that commits groups may not write to synced tables, or policies hide rows from it: run "
-            "`anabranch database writer` again, and give it BYPASSRLS"
-        )
-        _log.error(text, role=judged.name, tables=lacks)
-    return True

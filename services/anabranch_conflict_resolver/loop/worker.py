@@ -1,9 +1,10 @@
-"""A worker: one thread with one session, which commits groups of any database that has work.
+"""A worker: one thread, which commits groups of any database that has work, in a session as that one's writer.
 
-States: *without a session* (opens one, with a growing pause between attempts); *idle* (waits for a wakeup, outside of
-any transaction); *in a group* (see ``group.commit``). After a group that may have left something to do it wakes itself
-for the same database again, behind those that were woken before, so that a group never waits for more to come and no
-database waits for another one to be done. Batches that were appended while it worked have woken it already.
+States: *idle* (waits for a wakeup, without a session); *without a session for its database* (which rests for a pause
+that grows with each attempt, and holds up no other one); *in a group* (see ``group.commit``). After a group that may
+have left something to do it wakes itself for the same database again, behind those that were woken before, so that a
+group never waits for more to come and no database waits for another one to be done. Batches that were appended while it
+worked have woken it already.
 
 A lost session is replaced first, so that a batch can be counted even if it is what kills sessions (``failures``).
 """
@@ -17,18 +18,19 @@ from typing import Protocol
 import structlog
 
 from anabranch.clock import Clock
+from anabranch.store.catalog.databases import UnknownDatabaseError
 from anabranch.store.group.waves import DatabaseError
-from anabranch.store.inbox.claim import open_session
-from anabranch.store.session.engine import Session, SessionOptions
+from anabranch.store.session.engine import Session
 from anabranch.store.session.told import told
 from anabranch_conflict_resolver.batch.results import Waiting
 from anabranch_conflict_resolver.group.cache import Cache
 from anabranch_conflict_resolver.group.outcome import Outcome
 from anabranch_conflict_resolver.loop import garbage
 from anabranch_conflict_resolver.loop.failures import Failures
-from anabranch_conflict_resolver.loop.known import Known
+from anabranch_conflict_resolver.loop.known import Known, Unreached
 from anabranch_conflict_resolver.loop.pace import Pace
 from anabranch_conflict_resolver.loop.publish import publish
+from anabranch_conflict_resolver.loop.sessions import Sessions
 from anabranch_conflict_resolver.loop.wakeups import Wakeups
 
 _log = structlog.get_logger()
@@ -51,12 +53,11 @@ class Commit(Protocol):
 
 
 class Worker:
-    """``run`` is the thread's body. ``broken`` says why it has no session, None where it has one."""
+    """``run`` is the thread's body."""
 
     def __init__(
         self,
-        url: str,
-        options: SessionOptions,
+        sessions: Sessions,
         commit: Commit,
         clock: Clock,
         wakeups: Wakeups,
@@ -67,8 +68,7 @@ class Worker:
         target_ms: int,
         rest_ms: int,
     ) -> None:
-        self._url = url
-        self._options = options
+        self._sessions = sessions
         self._commit = commit
         self._clock = clock
         self._wakeups = wakeups
@@ -78,55 +78,66 @@ class Worker:
         self._known = known
         self._failures = Failures(self._open, known, wakeups, clock, rest_ms)
         self._session: Session | None = None
-        self._lost = 0
         self._idle_since: float | None = None
-        self.broken: str | None = "starting"
 
     def run(self) -> None:
         """Work until ``stopping`` is set."""
         try:
             while not self._stopping.is_set():
-                session = self._open()
-                if session is None:
-                    continue
                 number = self._wakeups.take(_WAIT_S)
                 if number is None:
                     self._rest()
                     continue
                 self._idle_since = None
                 try:
-                    self._work(session, number)
+                    self._turn(number)
                 finally:
+                    self._leave(number)
                     self._wakeups.done(number)
         finally:
-            if self._session is not None:
-                self._session.close()
+            self._sessions.close()
 
-    def _open(self) -> Session | None:
+    def _turn(self, number: int) -> None:
+        session = self._open(number)
+        if session is not None:
+            self._work(session, number)
+        elif (unreached := self._known.unreached.get(number)) is not None:
+            self._wakeups.rest(number, _pause_s(unreached.tries - 1))
+
+    def _open(self, number: int) -> Session | None:
+        """The session that this worker has for a database, a new one where it was lost; None where there is none to be
+        had."""
         if self._session is not None and not self._session.closed:
             return self._session
+        self._leave(number)
         try:
-            self._session = open_session(self._url, self._options)
-        except DatabaseError as error:
-            self.broken = f"no session with the database: {told(error)}"
-            _log.warning("no session with the database", detail=error)
-            self._pause(self._lost)
-            self._lost += 1
+            self._session = self._sessions.take(number)
+        except UnknownDatabaseError:
+            # It is gone, and so is its work.
+            self._known.unreached.pop(number, None)
             return None
-        self.broken = None
-        self._lost = 0
+        except DatabaseError as error:
+            before = self._known.unreached.get(number)
+            tries = 1 if before is None else before.tries + 1
+            self._known.unreached[number] = Unreached(tries, f"no session with the database: {told(error)}")
+            _log.warning("no session with the database", number=number, detail=error)
+            return None
+        self._known.unreached.pop(number, None)
         return self._session
 
+    def _leave(self, number: int) -> None:
+        if self._session is not None:
+            self._sessions.give_back(number, self._session)
+            self._session = None
+
     def _rest(self) -> None:
+        self._sessions.sweep()
         now = time.monotonic()
         if self._idle_since is None:
             self._idle_since = now
         elif now - self._idle_since > _IDLE_S:
             self._idle_since = now
             garbage.when_idle()
-
-    def _pause(self, failures: int) -> None:
-        self._stopping.wait(_pause_s(failures))
 
     def _work(self, session: Session, number: int) -> None:
         """One group. Where it may have left something, the database is woken again, behind the others."""

@@ -22,6 +22,7 @@ from anabranch.store.catalog.registration import add_table, create_database, rem
 from anabranch.store.catalog.set_policy import set_table_policy
 from anabranch.store.catalog.status import read_status
 from anabranch.store.catalog.unsynced import look
+from anabranch.store.catalog.writer_judged import lacking
 from anabranch.store.session.engine import Session, connect
 from anabranch.store.session.steps import run
 from anabranch.testkit.renaming import Names, rename
@@ -145,7 +146,7 @@ def test_a_writer_has_its_rights_to_the_table_of_today(renamed: Session, migrate
         renamed.execute(f'revoke update on app."New ""T""" from {role}'.encode())
         with connect(f"{migrated_url}", application_name="test", autocommit=True) as conn:
             conn.execute(f"set session authorization {role}".encode())
-            assert writer.lacking(conn) == ['app.New "T"']
+            assert lacking(conn) == ['app.New "T"']
     finally:
         renamed.execute(f"drop owned by {role}; drop role {role}".encode())
 

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 import psycopg
 import pytest
 
-from anabranch.store.catalog import writer
+from anabranch.store.catalog import our_rights, writer
 from anabranch.store.catalog.databases import Database, load_without_key
 from anabranch.store.catalog.drift import drift
 from anabranch.store.ddl.changes import changes_of
@@ -32,7 +32,7 @@ def few(world: World) -> Iterator[Session]:
     world.sql(f"create role {ROLE} login bypassrls password 'few'")
     try:
         assert writer.make(world.conn, ROLE) == []
-        assert writer.has_ours(world.conn, ROLE)
+        assert writer.is_complete(world.conn, ROLE)
         parts = urlsplit(world.url)
         url = parts._replace(netloc=f"{ROLE}:few@{parts.netloc.rsplit('@', 1)[-1]}").geturl()
         with connect(url, application_name="resolver", autocommit=True) as conn:
@@ -141,6 +141,6 @@ def test_it_cannot_change(world: World, few: Session, what: str) -> None:
 
 
 def test_no_other_role_may_call_them(world: World, few: Session) -> None:
-    for name in writer._CALLED:
+    for name in our_rights._CALLED:
         query = "select has_function_privilege('public', %s, 'execute')"
         assert world.rows(query, (f"anabranch.{name}",)) == [(False,)]

@@ -11,25 +11,24 @@ from pathlib import Path
 from anabranch.clock import Clock
 from anabranch.store.capture import large
 from anabranch.store.capture.large_images import CARRIED_BYTES
-from anabranch.store.catalog.own_writer import own_writer
+from anabranch.store.catalog.own_writer import is_superuser, own_writer
 from anabranch.store.inbox.claim import open_session, session_options
-from anabranch.store.session.engine import Session, connect
+from anabranch.store.session.engine import Session
 from anabranch_conflict_resolver.group.cache import Cache
 from anabranch_conflict_resolver.group.commit import commit_group
 from anabranch_conflict_resolver.group.outcome import GroupLimits
+from anabranch_conflict_resolver.loop.seal_keys import SealKeys
 
 Commit = Callable[[int, int, int], int]
 """Commits one group: database id, most batches, offset of the clock; it gives how many were taken."""
 
 
-def writes_as(url: str) -> str:
-    """The URL of sessions that commit groups, as a resolver has it: never a superuser's, which has all rights and would
-    hide those that a writer lacks."""
-    own = own_writer(url)
+def writes_as(url: str, database_id: int) -> str:
+    """The URL of sessions that commit a database's groups, as a resolver has it: never a superuser's, which has all
+    rights and would hide those that a writer lacks."""
+    own = own_writer(url, database_id)
     if own is None:
-        with connect(url, application_name="anabranch-test") as conn:
-            [(superuser,)] = conn.execute("select rolsuper from pg_roles where rolname = session_user").fetchall()
-        assert not superuser, "the server lets no writer in"
+        assert not is_superuser(url), "the server lets no writer in"
     return own or url
 
 
@@ -55,6 +54,31 @@ def on(conn: Session, seal_key: Callable[[int], bytes] | None = None) -> Commit:
         return outcome.taken + outcome.drained
 
     return commit
+
+
+class AsWriters:
+    """Commits the groups of each database in a session as its writer."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._commits: dict[int, Commit] = {}
+        self._sessions: list[Session] = []
+
+    def __call__(self, database_id: int, most: int, offset_ms: int) -> int:
+        """A ``Commit``."""
+        return self.open(database_id)(database_id, most, offset_ms)
+
+    def open(self, database_id: int) -> Commit:
+        """Have the writer made, and its session opened."""
+        if database_id not in self._commits:
+            self._sessions.append(session(writes_as(self._url, database_id)))
+            self._commits[database_id] = on(self._sessions[-1], SealKeys(self._url))
+        return self._commits[database_id]
+
+    def close(self) -> None:
+        """End the sessions."""
+        for one in self._sessions:
+            one.close()
 
 
 def drain(commit: Commit, database_id: int) -> None:

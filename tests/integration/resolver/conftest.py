@@ -21,8 +21,10 @@ from anabranch_conflict_resolver.group.commit import commit_group
 from anabranch_conflict_resolver.group.outcome import GroupLimits
 from anabranch_conflict_resolver.loop.known import Known
 from anabranch_conflict_resolver.loop.seal_keys import SealKeys
+from anabranch_conflict_resolver.loop.sessions import Sessions
 from anabranch_conflict_resolver.loop.wakeups import Wakeups
 from anabranch_conflict_resolver.loop.worker import Worker
+from anabranch_conflict_resolver.loop.writers import Writers
 
 TODO = "create table todo (id text primary key, title text, done boolean)"
 
@@ -42,19 +44,19 @@ def plain_logs() -> Iterator[None]:
 def make_rig(migrated_url: str) -> Iterator[Any]:
     """Makes rigs on one new database, whose groups are committed as a resolver does: as a writer. ``make_rig()`` has
     table todo."""
-    session = commits.session(commits.writes_as(migrated_url))
-    commit = commits.on(session, SealKeys(migrated_url))
+    commit = commits.AsWriters(migrated_url)
     rigs: list[ResolverRig] = []
 
     def make(tables: str = TODO, names: Any = None, **more: Any) -> ResolverRig:
         rig = ResolverRig(migrated_url, tables, names or {"todo": None}, commit=commit, **more)
         rigs.append(rig)
+        commit.open(rig.database.id)
         return rig
 
     yield make
     for rig in rigs:
         rig.close()
-    session.close()
+    commit.close()
 
 
 @pytest.fixture
@@ -76,8 +78,7 @@ def worker_of(migrated_url: str) -> Iterator[Any]:
         wakeups = Wakeups()
         waited_for.append(wakeups)
         worker = Worker(
-            commits.writes_as(migrated_url),
-            options,
+            Sessions(Writers(migrated_url), options),
             partial(commit_group, limits=GroupLimits(busy_ms=20), functions=Functions(500)),
             Clock(),
             wakeups,

@@ -19,6 +19,9 @@ from anabranch_conflict_resolver.captured import pieces
 from anabranch_conflict_resolver.explain import DryRuns
 from anabranch_conflict_resolver.functions.child import Functions
 from anabranch_conflict_resolver.group import attempt
+from anabranch_conflict_resolver.loop.seal_keys import SealKeys
+from anabranch_conflict_resolver.loop.sessions import Sessions
+from anabranch_conflict_resolver.loop.writers import Writers
 from anabranch_conflict_resolver.question import Question
 from anabranch_conflict_resolver.side_effects import cascades, large
 
@@ -230,7 +233,7 @@ def test_a_dry_run_says_what_it_cannot_show_and_tells_a_rejection_all_the_same(m
     rig, node = filled(make_rig)
     nowhere = ("insert", "todo", [{"id": "x", "list_id": "nowhere", "title": "t"}])
     options = session_options(statement_timeout_ms=10_000, lock_timeout_ms=250, idle_timeout_ms=5_000)
-    runs = DryRuns(rig.url, options, Functions(1_000))
+    runs = DryRuns(Sessions(Writers(rig.url), options), Functions(1_000), SealKeys(rig.url))
 
     def explain(made: Made) -> resolver_pb2.ExplainResponse:
         envelope = batch_pb2.Envelope(payload=made.payload, basis=made.basis)

@@ -114,20 +114,18 @@ def test_a_session_that_has_lost_its_statements_is_replaced(rig: ResolverRig, wo
     node.insert("todo", {"id": "0"})
     worker = worker_of(rig)
     rig.until_left()
-    lost = worker._session
-    assert lost is not None
-    end = time.monotonic() + 10
-    while lost.info.transaction_status:
-        # The group is committed, and the worker has still to hear it. Nobody rings for it after that.
-        assert time.monotonic() < end
-        time.sleep(0.005)
+    idle = worker._sessions._idle
+    # The group is committed, and the worker has still to hear it.
+    until(lambda: rig.database.id in idle)
+    lost = idle[rig.database.id].session
     lost.pgconn.exec_(b"deallocate all")
     made = node.insert("todo", {"id": "1"})
     worker._wakeups.wake(rig.database.id)
     rig.until_left()
     assert rig.outcome(made) == ["APPLIED"]
     assert lost.closed
-    assert worker._session is not lost
+    until(lambda: rig.database.id in idle)
+    assert idle[rig.database.id].session is not lost
 
 
 def test_batches_have_no_part_in_a_backlog_that_can_not_be_drained(

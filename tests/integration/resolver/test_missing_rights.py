@@ -66,7 +66,7 @@ def defined_by(rig: ResolverRig) -> Iterator[str]:
 def test_the_writer_is_named_where_it_lacks_them(rig: ResolverRig) -> None:
     [role] = writer.writers(rig.conn)
     grant = f'grant usage on schema "audit" to "{role}"'
-    whole = "`anabranch database writer --grant audit` those to the whole schema"
+    whole = f"`anabranch database writer {role} --grant audit` those to the whole schema"
     assert said(rig) == f'role "{role}", {OF_GROUPS} schema "audit"; `{grant}` gives them, {whole}'
     rig.sql(grant)
     grant = f'grant select, insert, update, delete, truncate on table "audit"."entries" to "{role}"'

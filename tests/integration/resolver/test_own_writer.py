@@ -1,4 +1,4 @@
-"""Where the services' role is a superuser, groups are committed as a writer that the resolver has made."""
+"""Where the services' role is a superuser, each database's groups are committed as a writer that is made for it."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from tests.integration.resolver.hostile import HOSTILE
 
 from anabranch.store.catalog import registration, schema_rights, writer
 from anabranch.store.catalog.own_writer import _refused, own_writer
+from anabranch.store.catalog.writer_judged import judge, lacking
 from anabranch.store.nodes import key_administration
 from anabranch.store.session.engine import UnfitSettingError, connect
 from anabranch.testkit.databases import drop_database
@@ -25,6 +26,7 @@ from anabranch.testkit.strangers import login
 from anabranch.v1 import errors_pb2
 from anabranch_conflict_resolver.config import ResolverSettings
 from anabranch_conflict_resolver.loop.seal_keys import SealKeys
+from anabranch_conflict_resolver.loop.writers import Writers
 
 TABLES = "create table todo (id text primary key, title text)"
 OUTSIDE = """
@@ -40,6 +42,11 @@ def rig(migrated_url: str) -> Iterator[ResolverRig]:
     made = ResolverRig(migrated_url, TABLES, {"todo": None})
     yield made
     made.close()
+
+
+def own(rig: ResolverRig, superuser: str = "") -> str | None:
+    """The URL of the writer of the rig's database."""
+    return own_writer(superuser or rig.url, rig.database.id)
 
 
 @pytest.fixture
@@ -92,7 +99,7 @@ def test_a_refusal_says_the_grant_and_the_grant_helps(rig: ResolverRig, tmp_path
         assert refused.message == (
             'the database does not allow this change of table "todo" (SQLSTATE 42501): role '
             f'"{role}", as which groups are committed, lacks rights to table "entries"; `{grant}` gives them, '
-            "`anabranch database writer --grant audit` those to the whole schema"
+            f"`anabranch database writer {role} --grant audit` those to the whole schema"
         )
         rig.sql(grant)
         assert not decided(service, a.principal, a.insert("todo", {"id": "2"})).reason
@@ -100,7 +107,7 @@ def test_a_refusal_says_the_grant_and_the_grant_helps(rig: ResolverRig, tmp_path
 
 
 def test_rights_to_a_schema_are_given_to_all_writers_by_the_command(rig: ResolverRig) -> None:
-    assert own_writer(rig.url) is not None
+    assert own(rig) is not None
     [role] = writer.writers(rig.conn)
     rig.sql("create schema audit; create table audit.entries (what text)")
     writer.make(rig.conn, role, ["audit"])
@@ -115,15 +122,15 @@ def test_an_installation_from_before_has_it_with_its_next_start(rig: ResolverRig
     rig.sql("create table app.beside (id serial); create view app.seen as select * from app.todo; create schema gone")
     registration.create_database(rig.conn, "gone", "gone")
     rig.sql("drop schema gone")
-    own = own_writer(rig.url)
-    assert own is not None
-    with psycopg.connect(own) as conn:
-        assert writer.judge(conn).excess == []
-        assert writer.lacking(conn) == []
+    url = own(rig)
+    assert url is not None
+    with psycopg.connect(url) as conn:
+        assert judge(conn).excess == []
+        assert lacking(conn) == []
         for statement in ("insert into app.todo values ('1')", "insert into app.beside default values"):
             conn.execute(statement.encode())
         assert conn.execute("select count(*) from app.seen").fetchone() == (1,)
-    assert own_writer(rig.url) == own
+    assert own(rig) == url
 
 
 def test_synced_tables_from_before_take_numbers_from_sequences_elsewhere(migrated_url: str) -> None:
@@ -137,9 +144,9 @@ def test_synced_tables_from_before_take_numbers_from_sequences_elsewhere(migrate
     with psycopg.connect(migrated_url, autocommit=True) as conn:
         conn.execute("create sequence anabranch.api_keys_no")
     rig = ResolverRig(migrated_url, tables, {"todo": None, "odd": None})
-    own = own_writer(rig.url)
-    assert own is not None
-    session = commits.session(own)
+    url = own(rig)
+    assert url is not None
+    session = commits.session(url)
     rig.commit = commits.on(session, SealKeys(rig.url))
     made = rig.node("a").insert("todo", {"id": "1"})
     rig.group()
@@ -166,7 +173,7 @@ def test_rights_to_many_tables_are_given_in_one_statement(rig: ResolverRig, monk
     rig.sql("create schema audit")
     for number in range(20):
         rig.sql(f"create table audit.t{number} (id serial)")
-    own_writer(rig.url)
+    own(rig)
     [role] = writer.writers(rig.conn)
     ran.clear()
     writer.make(rig.conn, role, ["audit"])
@@ -190,39 +197,39 @@ def test_rights_to_many_tables_are_given_in_one_statement(rig: ResolverRig, monk
 )
 def test_a_writer_that_lacks_a_right_to_our_tables_gets_it_with_the_next_start(rig: ResolverRig, right: str) -> None:
     """As one that was made by an older release, to whose list it was added."""
-    own_writer(rig.url)
+    own(rig)
     [role] = writer.writers(rig.conn)
-    assert writer.has_ours(rig.conn, role)
+    assert writer.is_complete(rig.conn, role)
     rig.sql(f'revoke {right} from "{role}"')
-    assert not writer.has_ours(rig.conn, role)
-    own_writer(rig.url)
-    assert writer.has_ours(rig.conn, role)
+    assert not writer.is_complete(rig.conn, role)
+    own(rig)
+    assert writer.is_complete(rig.conn, role)
 
 
 def test_who_has_a_writers_rights_by_being_a_superuser_is_none(rig: ResolverRig) -> None:
     """A migration gives rights to new tables by the list of writers."""
-    assert not writer.has_ours(rig.conn, urlsplit(rig.url).username or "")
-    assert not writer.has_ours(rig.conn, "nobody at all")
+    assert not writer.is_complete(rig.conn, urlsplit(rig.url).username or "")
+    assert not writer.is_complete(rig.conn, "nobody at all")
 
 
 def test_where_the_role_is_refused_groups_are_committed_as_the_superuser(rig: ResolverRig) -> None:
     """Whatever the server says of it, and in whatever language."""
-    own_writer(rig.url)
+    own(rig)
     [role] = writer.writers(rig.conn)
     rig.sql(f'alter role "{role}" nologin')
-    assert own_writer(rig.url) is None
-    assert ResolverSettings.model_validate({"postgres_url": rig.url}).writes_as() == rig.url
+    assert own(rig) is None
+    assert Writers(rig.url)(rig.database.id) == rig.url
 
 
 def test_where_there_is_no_room_for_the_role_the_start_fails(rig: ResolverRig) -> None:
     """A superuser comes in all the same: groups would be committed as it, because others hold all sessions."""
-    own = own_writer(rig.url)
+    url = own(rig)
     name = urlsplit(rig.url).path[1:]
     rig.sql(f'alter database "{name}" connection limit 1')
     with pytest.raises(psycopg.OperationalError):
-        own_writer(rig.url)
+        own(rig)
     rig.sql(f'alter database "{name}" connection limit -1')
-    assert own_writer(rig.url) == own
+    assert own(rig) == url
 
 
 def test_a_role_that_is_let_in_with_a_session_of_no_use_is_not_refused(rig: ResolverRig) -> None:
@@ -236,34 +243,34 @@ def test_a_role_that_is_let_in_with_a_session_of_no_use_is_not_refused(rig: Reso
 def test_it_is_let_into_a_database_that_others_are_not(rig: ResolverRig) -> None:
     name = urlsplit(rig.url).path[1:]
     rig.sql(f'revoke all on database "{name}" from public')
-    own = own_writer(rig.url)
-    assert own is not None
-    with psycopg.connect(own) as conn:
+    url = own(rig)
+    assert url is not None
+    with psycopg.connect(url) as conn:
         conn.execute("create type pg_temp.one as (a text)")
 
 
 def test_settings_of_the_database_that_only_a_superuser_changes_do_not_reach_it(rig: ResolverRig) -> None:
     name = urlsplit(rig.url).path[1:]
-    own = own_writer(rig.url)
+    url = own(rig)
     rig.sql(f'alter database "{name}" set session_replication_role = replica')
     rig.sql(f'alter database "{name}" set zero_damaged_pages = on')
-    assert own_writer(rig.url) == own
-    assert own is not None
-    with connect(own, application_name="test") as conn:
+    assert own(rig) == url
+    assert url is not None
+    with connect(url, application_name="test") as conn:
         assert conn.execute("show session_replication_role").fetchone() == ("origin",)
 
 
 def test_of_several_that_start_at_one_moment_all_have_it(rig: ResolverRig) -> None:
     with ThreadPoolExecutor(6) as pool:
-        made = list(pool.map(lambda _: own_writer(rig.url), range(6)))
+        made = list(pool.map(lambda _: own(rig), range(6)))
     assert None not in made
     assert len(set(made)) == 1
 
 
 def test_a_new_password_of_the_superuser_is_one_of_the_writer(rig: ResolverRig, superuser: str) -> None:
-    before = own_writer(superuser)
+    before = own(rig, superuser)
     rig.sql(f"alter role \"{urlsplit(superuser).username}\" password 'another'")
-    after = own_writer(superuser.replace(":stranger@", ":another@"))
+    after = own(rig, superuser.replace(":stranger@", ":another@"))
     assert after is not None
     assert after != before
     psycopg.connect(after).close()
@@ -273,9 +280,9 @@ def test_a_new_password_of_the_superuser_is_one_of_the_writer(rig: ResolverRig, 
 
 
 def test_the_password_is_not_that_of_the_superuser_and_in_no_statement(rig: ResolverRig, superuser: str) -> None:
-    own = own_writer(superuser)
-    assert own is not None
-    password = conninfo_to_dict(own)["password"]
+    url = own(rig, superuser)
+    assert url is not None
+    password = conninfo_to_dict(url)["password"]
     assert isinstance(password, str)
     assert len(password) == 64
     [role] = writer.writers(rig.conn)
@@ -285,8 +292,8 @@ def test_the_password_is_not_that_of_the_superuser_and_in_no_statement(rig: Reso
 
 def test_another_role_is_left_as_it_is(rig: ResolverRig) -> None:
     with login(rig.url) as (_, url):
-        assert own_writer(url) is None
-        assert ResolverSettings.model_validate({"postgres_url": url}).writes_as() == url
+        assert own(rig, url) is None
+        assert ResolverSettings.model_validate({"postgres_url": url}).shared_writer() == url
     assert writer.writers(rig.conn) == []
 
 
@@ -299,11 +306,15 @@ def test_another_role_is_left_as_it_is(rig: ResolverRig) -> None:
 )
 def test_a_setting_goes_before(migrated_url: str, more: dict[str, Any], wanted: Callable[[str], str]) -> None:
     settings = ResolverSettings.model_validate({"postgres_url": migrated_url, **more})
-    assert settings.writes_as() == wanted(migrated_url)
+    assert settings.shared_writer() == wanted(migrated_url)
+
+
+def test_each_database_of_a_superuser_has_its_own(migrated_url: str) -> None:
+    assert ResolverSettings.model_validate({"postgres_url": migrated_url}).shared_writer() is None
 
 
 def test_a_writer_goes_with_its_database_in_tests(rig: ResolverRig) -> None:
-    own_writer(rig.url)
+    own(rig)
     [role] = writer.writers(rig.conn)
     server = urlsplit(rig.url)._replace(path="/postgres").geturl()
     drop_database(server, urlsplit(rig.url).path[1:])
@@ -313,7 +324,7 @@ def test_a_writer_goes_with_its_database_in_tests(rig: ResolverRig) -> None:
 
 def test_a_lock_on_our_tables_keeps_no_process_from_starting(rig: ResolverRig) -> None:
     """As while a table of many rows is registered."""
-    own = own_writer(rig.url)
+    url = own(rig)
     with rig.session() as somebody:
         somebody.execute("lock table anabranch.synced_tables, anabranch.row_versions in access exclusive mode")
-        assert own_writer(rig.url) == own
+        assert own(rig) == url

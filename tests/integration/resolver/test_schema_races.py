@@ -21,7 +21,6 @@ from anabranch.store.ddl.enter import enter
 from anabranch.testkit.resolver_rig import ResolverRig
 from anabranch.testkit.waiting import until
 from anabranch_conflict_resolver.group import attempt
-from anabranch_conflict_resolver.loop.seal_keys import SealKeys
 from anabranch_conflict_resolver.schema import group, rewriting
 
 TABLES = """
@@ -265,8 +264,7 @@ def _commit_in_a_process(url: str, database_id: int, file: Path) -> bool:
     if not child:
         try:
             faults.watch(file)
-            session = commits.session(commits.writes_as(url))
-            commits.drain(commits.on(session, SealKeys(url)), database_id)
+            commits.drain(commits.AsWriters(url), database_id)
         finally:
             os._exit(1)
     _, status = os.waitpid(child, 0)

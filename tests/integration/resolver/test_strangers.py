@@ -23,6 +23,7 @@ from anabranch_conflict_resolver.config import ResolverSettings
 from anabranch_conflict_resolver.loop.known import Known
 from anabranch_conflict_resolver.loop.resolver import Resolver
 from anabranch_conflict_resolver.loop.wakeups import Wakeups
+from anabranch_conflict_resolver.loop.writers import Writers
 
 OLD_CLAIM = 0x616E6162
 """The first key of the advisory locks that claims once were."""
@@ -102,7 +103,7 @@ def test_forged_notifications_end_no_listener_and_send_no_worker(
     """Those of numbers that no database has, too."""
     settings = ResolverSettings.model_validate({"postgres_url": migrated_url, "poll_interval_ms": 600_000})
     wakeups, stopping = Wakeups(), threading.Event()
-    resolver = Resolver(settings, migrated_url, [], wakeups, Known(), stopping, Clock())
+    resolver = Resolver(settings, Writers(migrated_url), [], wakeups, Known(), stopping, Clock())
     with ThreadPoolExecutor(1) as pool:
         listening = pool.submit(resolver._listen)
         try:
@@ -130,7 +131,7 @@ def test_forged_notifications_end_no_listener_and_send_no_worker(
 def test_a_database_that_is_made_later_is_known_as_soon_as_it_is_heard_of(rig: ResolverRig, migrated_url: str) -> None:
     settings = ResolverSettings.model_validate({"postgres_url": migrated_url, "poll_interval_ms": 600_000})
     wakeups, stopping = Wakeups(), threading.Event()
-    resolver = Resolver(settings, migrated_url, [], wakeups, Known(), stopping, Clock())
+    resolver = Resolver(settings, Writers(migrated_url), [], wakeups, Known(), stopping, Clock())
     with ThreadPoolExecutor(1) as pool, psycopg.connect(migrated_url, autocommit=True) as conn:
         listening = pool.submit(resolver._listen)
         try:

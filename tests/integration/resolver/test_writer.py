@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from anabranch.cli.app import app
 from anabranch.runtime import metrics
 from anabranch.store.catalog import registration, writer
+from anabranch.store.catalog.writer_judged import lacking
 from anabranch.store.inbox.claim import end_session, silent_claims
 from anabranch.store.nodes import key_administration
 from anabranch.store.session.engine import connect
@@ -25,8 +26,8 @@ from anabranch.store.session.own_locks import wait_for_claim
 from anabranch.testkit.resolver_rig import ResolverRig
 from anabranch.testkit.strangers import login
 from anabranch.testkit.waiting import until
-from anabranch_conflict_resolver.loop.resolver import _tell_of_rights
 from anabranch_conflict_resolver.loop.seal_keys import SealKeys
+from anabranch_conflict_resolver.loop.writers import Writers
 
 TABLES = """
 create sequence numbers;
@@ -144,7 +145,7 @@ def test_a_writer_finds_and_ends_a_silent_claim(ground: Ground) -> None:
 def test_too_many_rights_and_too_few_are_told(ground: Ground, migrated_url: str) -> None:
     def told(url: str) -> list[str]:
         with connect(url, application_name="test", autocommit=True) as conn, capture_logs() as logs:
-            _tell_of_rights(conn)
+            Writers(url, url).tell(conn)
         return [line["log_level"] for line in logs]
 
     assert told(ground.url) == []
@@ -159,8 +160,8 @@ def test_a_writer_that_may_not_look_into_a_schema_is_told_of(ground: Ground) -> 
     """Not by an error, which would keep the listener from listening."""
     ground.rig.sql(f'revoke usage on schema app from "{ground.role}"')
     with connect(ground.url, application_name="test", autocommit=True) as conn, capture_logs() as logs:
-        assert writer.lacking(conn) == ["app.part", "app.todo"]
-        assert _tell_of_rights(conn)
+        assert lacking(conn) == ["app.part", "app.todo"]
+        Writers(ground.url, ground.url).tell(conn)
     assert [(line["log_level"], line["tables"]) for line in logs] == [("error", ["app.part", "app.todo"])]
 
 

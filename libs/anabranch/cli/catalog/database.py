@@ -17,7 +17,11 @@ from anabranch.store import migrate as migrations
 from anabranch.store.catalog import writer
 from anabranch.store.catalog.databases import Database, load_database, load_databases
 from anabranch.store.catalog.drift import Drift, drift
+from anabranch.store.catalog.own_writer import make_own
 from anabranch.store.catalog.registration import create_database
+from anabranch.store.session.engine import Session
+from anabranch.store.session.errors import PostgresError
+from anabranch.store.session.told import told
 
 app = typer.Typer(no_args_is_help=True, help="Create and list databases: units of sync.")
 Name = Annotated[str, typer.Argument(help="The database's name.", show_default=False)]
@@ -34,12 +38,22 @@ def create(
     data_dir: DataDir = None,
     postgres_url: PostgresUrl = None,
 ) -> None:
-    """Make a Postgres schema a database. Its tables are added one by one, with ``anabranch table add``."""
+    """Make a Postgres schema a database. Its tables are added one by one, with ``anabranch table add``. As a superuser,
+    it makes the role as which the resolver writes to them, too."""
     given = read_policy(policy)
     with catalog_session(postgres_url, data_dir, "database") as conn:
         made = create_database(conn, name, schema, given)
+        _make_writer(conn, made)
         policies.warn_of_new_tables(conn, made)
     say(f'database "{made.name}" is schema "{made.schema_name}"; no table is synced yet')
+
+
+def _make_writer(conn: Session, made: Database) -> None:
+    """The resolver makes it as well, before its first group of the database."""
+    try:
+        make_own(conn, made.id)
+    except PostgresError as error:
+        say(f"warning: the resolver has to make the role as which it writes to the tables: {told(error)}", err=True)
 
 
 @app.command("list")
@@ -91,22 +105,28 @@ def make_writer(
     data_dir: DataDir = None,
     postgres_url: PostgresUrl = None,
 ) -> None:
-    """Give a role the rights that committing groups takes, and no others: the resolver writes to the application's
-    tables as this role, whose password you set, where ANABRANCH_WRITER_POSTGRES_URL names it. Where the services' role
-    is a superuser, as under `anabranch up`, it has made one by itself."""
+    """Give a role the rights that committing groups takes, and no others: the resolver writes to the tables of all
+    databases as this role, whose password you set, where ANABRANCH_WRITER_POSTGRES_URL names it. Where the services'
+    role is a superuser, as under `anabranch up`, each database has one of its own, which `database create` makes, or
+    the resolver; such a role gets the rights that its database takes."""
     with catalog_session(postgres_url, data_dir, "database") as conn:
         roles = writer.writers(conn) if role is None else [role]
         if not roles:
             raise refuse("NO_WRITER", "there is no writer yet: name a role")
         excess = {name: writer.make(conn, name, grant or ()) for name in roles}
+        own = {name: writer.only_database(conn, name) for name in roles}
     for name, much in excess.items():
         for what in much:
             say(f'warning: role "{name}" {what}, and so may what the owners of synced tables have run', err=True)
-        say(f'role "{name}" may commit groups of all databases, and write to the tables of {_schemas(grant)}')
+        owned = own[name]
+        whose = "all databases, and write to the tables of their schemas"
+        if owned is not None:
+            whose = f'database "{owned}", and write to the tables of its schema'
+        say(f'role "{name}" may commit groups of {whose}{_further(grant)}')
 
 
-def _schemas(further: list[str] | None) -> str:
-    return " and of ".join(["their schemas", *(f'schema "{name}"' for name in further or ())])
+def _further(schemas: list[str] | None) -> str:
+    return "".join(f' and of schema "{name}"' for name in schemas or ())
 
 
 @app.command()

@@ -1,20 +1,22 @@
-"""The writer that stands in for a superuser: made where the services' role is one, so that no group is committed as it.
+"""The writers that stand in for a superuser: each database has one of its own, made where the services' role is a
+superuser, so that no group is committed as it, and code of one database's owners reaches no table of another one.
 
-Its name is ``anabranch_writer_`` and the number of the Postgres database, as roles belong to a server and rights to one
-database of it. Its password follows from that of the superuser, so that every process of an installation knows it and
-it stands nowhere: who has it learns nothing about the other one.
+A writer's password follows from that of the superuser, so that every process of an installation knows it and it stands
+nowhere: who has it learns nothing about the superuser's, nor about that of another database's writer.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
-from typing import Any, LiteralString
+from typing import Any, LiteralString, NamedTuple
 
 import psycopg
-from psycopg.conninfo import make_conninfo
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from anabranch.store.catalog import writer
+from anabranch.store.catalog.databases import UnknownDatabaseError
+from anabranch.store.catalog.writer_names import OWN_NAME
 from anabranch.store.cells.binary_cells import quote
 from anabranch.store.session.engine import UnfitSettingError, connect
 from anabranch.store.session.settings import LATER
@@ -22,11 +24,11 @@ from anabranch.store.session.settings import LATER
 Connection = psycopg.Connection[Any]
 
 _APPLICATION_NAME = "anabranch-writer"
-_OURS: LiteralString = """
-select 'anabranch_writer_' || d.oid, r.rolsuper, pg_catalog.pg_is_in_recovery(),
-       exists (select from pg_catalog.pg_roles w where w.rolname = 'anabranch_writer_' || d.oid)
-from pg_catalog.pg_database d, pg_catalog.pg_roles r
-where d.datname = pg_catalog.current_database() and r.rolname = session_user
+_IS_SUPERUSER: LiteralString = "select r.rolsuper from pg_catalog.pg_roles r where r.rolname = session_user"
+_OURS: LiteralString = f"""
+select o.name, pg_catalog.pg_is_in_recovery(), exists (select from pg_catalog.pg_roles w where w.rolname = o.name),
+       exists (select from anabranch.databases d where d.id = %(database)s::int)
+from (select {OWN_NAME}) o (name)
 """
 _LATER: LiteralString = """
 select s.name, d.datname::text
@@ -52,27 +54,47 @@ group by d.datconnlimit
 """
 
 
-def own_writer(url: str) -> str | None:
-    """The URL of the writer for a superuser's ``url``, which is made where there is none, and given the password
-    that it lacks. None where ``url`` is no superuser's, and where the server lets no such role in.
+class _Ours(NamedTuple):
+    role: str
+    standby: bool
+    there: bool
+    known: bool
+
+
+def is_superuser(url: str) -> bool:
+    """Whether ``url`` is a superuser's. Raises psycopg.Error."""
+    with connect(url, application_name=_APPLICATION_NAME, autocommit=True) as conn:
+        return _is_superuser(conn)
+
+
+def _is_superuser(conn: Connection) -> bool:
+    return conn.execute(_IS_SUPERUSER).fetchone() == (True,)
+
+
+def own_writer(url: str, database_id: int) -> str | None:
+    """The URL of a database's writer for a superuser's ``url``. The role is made where there is none, and given the
+    password that it lacks. None where ``url`` is no superuser's, and where the server lets no such role in.
 
     Raises:
+        UnknownDatabaseError: there is no such database.
         psycopg.Error: the server can't be reached, or refuses something.
     """
     with connect(url, application_name=_APPLICATION_NAME, autocommit=True) as conn:
-        [(role, superuser, standby, there)] = conn.execute(_OURS).fetchall()
-        if not superuser or (standby and not there):
+        if not _is_superuser(conn):
             return None
-        password = _password(conn.info.password, role)
-        if not standby:
-            _make(conn, role, password)
-        own = make_conninfo(url, user=role, password=password or None)
+        ours = _ours(conn, database_id)
+        if ours.standby and not ours.there:
+            return None
+        password = _password(conn.info.password, ours.role)
+        if not ours.standby:
+            _make(conn, database_id, ours.role, password)
+        own = make_conninfo(url, user=ours.role, password=password or None)
         refused = _refused(own)
-        if refused is not None and not standby:
+        if refused is not None and not ours.standby:
             # It was made when the superuser had another password.
             with conn.transaction():
-                writer.alone(conn)
-                _set_password(conn, role, password)
+                writer.alone(conn, database_id)
+                _set_password(conn, ours.role, password)
             refused = _refused(own)
     if refused is None:
         return own
@@ -81,15 +103,42 @@ def own_writer(url: str) -> str | None:
     return None
 
 
-def _make(conn: Connection, role: str, password: str) -> None:
+def role_of(url: str) -> str:
+    """The role of a URL that ``own_writer`` gave."""
+    return str(conninfo_to_dict(url)["user"])
+
+
+def make_own(conn: Connection, database_id: int) -> None:
+    """Make the writer of a database in a session of a superuser; nothing where it is complete, or the session's role is
+    no superuser.
+
+    Raises:
+        UnknownDatabaseError: there is no such database.
+        psycopg.Error: the server refuses something.
+    """
+    if not _is_superuser(conn):
+        return
+    ours = _ours(conn, database_id)
+    if not ours.standby:
+        _make(conn, database_id, ours.role, _password(conn.info.password, ours.role))
+
+
+def _ours(conn: Connection, database_id: int) -> _Ours:
+    [row] = conn.execute(_OURS, {"database": database_id}).fetchall()
+    ours = _Ours._make(row)
+    if not ours.known:
+        raise UnknownDatabaseError(f"there is no database of the number {database_id}")
+    return ours
+
+
+def _make(conn: Connection, database_id: int, role: str, password: str) -> None:
     """Make the role, unless it is complete: registrations give writers the rights to what they register. So nobody who
-    registers, or holds one of our tables, keeps a service from starting."""
-    if writer.has_ours(conn, role) and not _unset(conn, role):
+    registers, or holds one of our tables, keeps a service from working."""
+    if writer.is_complete(conn, role) and not _unset(conn, role):
         return
     with conn.transaction():
-        writer.alone(conn)
-        [(_, _, _, there)] = conn.execute(_OURS).fetchall()
-        if not there:
+        writer.alone(conn, database_id)
+        if not _ours(conn, database_id).there:
             # As the superuser, it sees all rows: those that policies hide from it would be missing.
             conn.execute(f"create role {quote(role)} login bypassrls".encode())
             _set_password(conn, role, password)
