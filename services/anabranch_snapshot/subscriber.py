@@ -95,7 +95,7 @@ class Subscriber:
             await self._waiting
 
     def _joined(self) -> Shared:
-        """What waits, as one response: a message costs gRPC the same whatever its size, so that whoever is behind is
+        """One response of all that waits: a message costs gRPC the same whatever its size, so that whoever is behind is
         caught up with fewer of them. The bytes of several messages of a kind one after the other are those of one that
         has the repeated fields of all, and of other fields the last."""
         first = last = self._queue.popleft()

@@ -180,7 +180,7 @@ def test_a_session_that_is_ended_commits_nothing(todo: ResolverRig, before_recor
         todo.commit(todo.database.id, 1_000, 0)
     assert todo.head == head
     assert todo.sql("select title from app.todo where id = '1'") == [("before",)]
-    with closing(commits.session(commits.writes_as(migrated_url))) as another:
+    with closing(commits.session(commits.writes_as(migrated_url, todo.database.id))) as another:
         commits.on(another, SealKeys(migrated_url))(todo.database.id, 1_000, 0)
     assert todo.outcome(made) == ["APPLIED"]
     todo.check()
@@ -192,7 +192,7 @@ def test_a_lost_answer_to_commit_is_found_out_by_the_next_group(
     node = todo.node("a")
     node.see()
     made = node.update("todo", {"id": "1", "title": "after"})
-    with closing(commits.session(commits.writes_as(migrated_url))) as conn:
+    with closing(commits.session(commits.writes_as(migrated_url, todo.database.id))) as conn:
 
         def lose(*_: Any) -> None:
             conn.pgconn.flush()
