@@ -99,6 +99,8 @@ class DeviceTable:
         self.codec = RowCodec(table)
         self.encoder = RowEncoder(table)
         self.policy = Policy(columns={c.name: c.policy for c in table.columns if c.policy != "lww"})
+        self.forms: list[Any] = []
+        """The forms of effects on it that were read (``reading.effects``)."""
         self.readers = [column_reader(c) for c in table.columns]
         self.writers = [column_writer(c) for c in table.columns]
         self.storers = [storer(c) for c in table.columns]

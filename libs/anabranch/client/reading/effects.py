@@ -31,6 +31,8 @@ _CHANGES = frozenset({INSERT, UPDATE, DELETE})
 _NAMES_TABLE = b"\x0a"
 
 
+_MOST_FORMS = 64
+"""Forms that a table keeps."""
 _VALUES = b"\x22"
 """The tag of an effect's values, which follow its other fields."""
 
@@ -184,8 +186,6 @@ class Folder:
     def __init__(self, tables: Mapping[str, DeviceTable], skip: Mapping[str, int]) -> None:
         self._tables = tables
         self._skip = skip
-        # By the first bytes of a table's effects, as every serializer writes them that writes fields in their order.
-        self._forms = {change_pb2.Effect(table=name).SerializeToString(): list[_Form]() for name in tables}
         self._rest = b""
         self._rest_whose: change_pb2.Audiences | None = None
 
@@ -229,9 +229,11 @@ class Folder:
         """The form of an effect, None for one that is passed over, and its bytes with fields in their order."""
         if not data.startswith(_NAMES_TABLE):
             data = change_pb2.Effect.FromString(data).SerializeToString()
-        forms = self._forms.get(data[: 2 + int.from_bytes(data[1:2])])
-        if forms is None:
+        # Names have less than 128 bytes: one is their number.
+        table = self._tables.get(data[2 : 2 + int.from_bytes(data[1:2])].decode(errors="replace"))
+        if table is None:
             return None, data
+        forms: list[_Form] = table.forms
         form = _that_begins(data, forms)
         if form is None:
             effect = change_pb2.Effect.FromString(data)
@@ -241,7 +243,9 @@ class Folder:
             if form is None:
                 before = change_pb2.Effect(table=effect.table, type=effect.type, columns=effect.columns)
                 head = before.SerializeToString() + _VALUES
-                form = _form_of(head, self._tables[effect.table], effect.type, effect.columns)
+                form = _form_of(head, table, effect.type, effect.columns)
+                if len(forms) >= _MOST_FORMS:
+                    forms.clear()
                 forms.append(form)
         return form, data
 
