@@ -14,7 +14,8 @@ from anabranch.store.inbox.append import Arrival
 from anabranch.store.inbox.heads import DatabaseHead
 from anabranch.store.nodes.tokens import Call, Mode
 from anabranch.v1 import errors_pb2, ingest_pb2
-from anabranch.wire.envelopes import Received, is_ulid
+from anabranch.wire.envelopes import Received
+from anabranch.wire.ulids import is_ulid
 from anabranch_ingest import answers
 from anabranch_ingest.audiences import ClaimedSets, claimed
 

@@ -19,8 +19,8 @@ from anabranch import limits
 from anabranch.v1 import batch_pb2, errors_pb2, value_pb2
 from anabranch.v1.errors_pb2 import Reason
 from anabranch.wire.fields import FLAT, count_fields
+from anabranch.wire.ulids import is_ulid
 
-_is_ulid = re.compile(r"[0-7][0-9A-HJKMNP-TV-Z]{25}").fullmatch
 _ID_AT_START = re.compile(rb"\x0a\x1a([0-7][0-9A-HJKMNP-TV-Z]{25})", re.DOTALL).match
 _ID_BYTES = 28
 _UNCOUNTED_BYTES = 64 * 1024
@@ -51,11 +51,6 @@ class Received:
     shown_id: str = ""
 
 
-def is_ulid(text: str) -> bool:
-    """Whether ``text`` is a ULID in its canonical form."""
-    return _is_ulid(text) is not None
-
-
 def least_id(time_ms: int) -> str:
     """The text that no ULID made at ``time_ms`` or later is less than."""
     return base32.encode_timestamp(max(0, time_ms).to_bytes(6, "big"))
@@ -76,7 +71,7 @@ def receive(payload: bytes, basis: int, prev: str, db_name: str, oldest: str) ->
         refusal = (errors_pb2.REASON_MALFORMED, "the payload is not a DbMutationBatch")
         return Received(_id_at_start(payload), b"", digest, 0, "", refusal)
     batch_id = batch.id
-    if _is_ulid(batch_id) is None:
+    if not is_ulid(batch_id):
         refusal = (errors_pb2.REASON_INVALID_ID, "the batch's id is not a ULID in its canonical form")
         return Received("", b"", digest, 0, "", refusal, batch_id[:_SHOWN_ID_CHARACTERS])
     found = (
@@ -139,7 +134,7 @@ def _id_at_start(payload: bytes) -> str:
 
 
 def _envelope_refusal(batch_id: str, basis: int, prev: str) -> Refusal | None:
-    if prev and (_is_ulid(prev) is None or prev >= batch_id):
+    if prev and (not is_ulid(prev) or prev >= batch_id):
         return errors_pb2.REASON_INVALID_ID, "prev is not the id of an earlier batch"
     if basis < 0:
         return errors_pb2.REASON_MALFORMED, "the basis is negative"
@@ -149,7 +144,7 @@ def _envelope_refusal(batch_id: str, basis: int, prev: str) -> Refusal | None:
 def _batch_refusal(batch: batch_pb2.DbMutationBatch, db_name: str) -> Refusal | None:
     if batch.db_name != db_name:
         return errors_pb2.REASON_WRONG_DATABASE, "the batch names another database than the call"
-    if _is_ulid(batch.node.id) is None:
+    if not is_ulid(batch.node.id):
         return errors_pb2.REASON_INVALID_ID, "the batch's node id is not a ULID in its canonical form"
     mutations = batch.mutations
     if not mutations:

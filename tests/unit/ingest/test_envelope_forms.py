@@ -10,7 +10,8 @@ from ulid import ULID
 
 from anabranch import limits
 from anabranch.v1 import batch_pb2, errors_pb2, value_pb2
-from anabranch.wire.envelopes import Assembly, Received, is_ulid, least_id, receive
+from anabranch.wire.envelopes import Assembly, Received, least_id, receive
+from anabranch.wire.ulids import is_ulid
 
 DB = "flights"
 ID = "01ARZ3NDEKTSV4RRFFQ69G5FAV"

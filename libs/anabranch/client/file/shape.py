@@ -17,7 +17,7 @@ from anabranch.client.errors import FileDamaged
 from anabranch.client.file import layout, state
 from anabranch.client.file.believed import believed
 from anabranch.v1 import snapshot_pb2
-from anabranch.wire.envelopes import is_ulid
+from anabranch.wire.ulids import is_ulid
 
 _SMALL = ("_db_state", "_db_tables", "_db_writer")
 """Their rows are as many as the synced tables, at most."""

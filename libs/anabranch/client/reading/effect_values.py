@@ -28,12 +28,8 @@ def _lists(of: Descriptor) -> Callable[[bytes], Any]:
     for field in of.fields:
         if field.enum_type is None:
             carried = FieldDescriptorProto.TYPE_BYTES if field.message_type else field.type
-            made.field.add(
-                name=field.name,
-                number=field.number,
-                type=carried,
-                label=FieldDescriptorProto.LABEL_REPEATED,
-            )
+            label = FieldDescriptorProto.LABEL_REPEATED
+            made.field.add(name=field.name, number=field.number, type=carried, label=label)
     pool = descriptor_pool.DescriptorPool()
     pool.AddSerializedFile(file.SerializeToString())
     return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"lists.{of.name}")).FromString

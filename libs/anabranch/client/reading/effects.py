@@ -31,10 +31,8 @@ _CHANGES = frozenset({INSERT, UPDATE, DELETE})
 _NAMES_TABLE = b"\x0a"
 
 
-_MOST_FORMS = 64
-"""Forms that a table keeps."""
-_VALUES = b"\x22"
-"""The tag of an effect's values, which follow its other fields."""
+_MOST_FORMS = 64  # That a table keeps.
+_VALUES = b"\x22"  # The tag of an effect's values, which follow its other fields.
 
 
 class Spool:
@@ -262,6 +260,6 @@ def _form_of(head: bytes, table: DeviceTable, kind: int, columns: Sequence[str])
     whole = kind == INSERT or tuple(columns) == table.table.column_names
     # A column that the effect does not know came after it.
     row = [places.get(name) for name in table.table.column_names]
-    return _Form(
-        head, table, kind, readers, key, row if whole or (table.restricted and None not in row) else [], changes
-    )
+    if not whole and not (table.restricted and None not in row):
+        row = []
+    return _Form(head, table, kind, readers, key, row, changes)
