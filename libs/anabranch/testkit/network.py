@@ -1,8 +1,9 @@
 """A device's network, cut and restored by a test: gRPC client interceptors in front of the real channels.
 
-State: *up* passes everything; *down* refuses every call before it is made. ``lose_answers`` lets so many calls of Send
-that carry batches be made, decided and answered, and loses their answers. ``cut_pull`` ends the next Pull once so many
-of its rows have come. ``verdicts`` gets every verdict that arrives, as bytes, before the device sees it.
+State: *up* passes everything; *down* refuses every call before it is made, and has ended the streams of sends that
+were open. ``lose_answers`` lets so many calls of Send that carry batches be made, decided and answered, and loses their
+answers; a message of a device at work, on a stream that stays open, is such a call. ``cut_pull`` ends the next Pull
+once so many of its rows have come. ``verdicts`` gets every verdict that arrives, as bytes, before the device sees it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import grpc
 from anabranch.errors import AnabranchError
 
 _PULL = "/anabranch.v1.SnapshotService/Pull"
-_SENDS = ("/anabranch.v1.IngestService/Send", "/anabranch.v1.IngestService/SendStream")
+_SEND = "/anabranch.v1.IngestService/Send"
 
 
 class UnreachableError(AnabranchError, grpc.RpcError):
@@ -35,20 +36,49 @@ class UnreachableError(AnabranchError, grpc.RpcError):
         return ()
 
 
-class _Noting:
-    """A call's responses, each passed to ``note`` first; all other attributes are those of the call."""
+class _Sends:
+    """A SendStream: its requests on their way, and its responses as far as they arrive.
 
-    def __init__(self, call: Any, note: Callable[[Any], None]) -> None:
-        self._call = call
-        self._note = note
+    One whose first request carries batches stays open, and each of its messages is a call; else all of it is one. Where
+    answers are lost, what they answer is decided first. All other attributes are those of the call.
+    """
+
+    def __init__(self, network: Network, requests: Iterator[Any]) -> None:
+        self._network = network
+        self._requests = requests
+        self._call: Any = None
+        self._stays_open = self._loses = False
+        self._sent = self._answered = 0
+
+    def begin(self, continuation: Callable[..., Any], details: Any) -> _Sends:
+        self._call = continuation(details, self._passing())
+        return self
+
+    def _passing(self) -> Iterator[Any]:
+        for number, request in enumerate(self._requests):
+            if not number:
+                self._stays_open = bool(request.envelopes)
+            if (request.envelopes if self._stays_open else not number) and self._network.loses():
+                self._loses = True
+            self._sent += len(request.envelopes)
+            yield request
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> Any:
-        response = next(self._call)
-        self._note(response)
-        return response
+        for response in self._call:
+            self._answered += len(response.verdicts)
+            if not self._loses:
+                self._network.note(response)
+                return response
+            if self._stays_open and self._answered >= self._sent:
+                break
+        self._network.ended(self)
+        if self._loses:
+            self._call.cancel()
+            raise UnreachableError
+        raise StopIteration
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._call, name)
@@ -89,7 +119,7 @@ class Network(
     grpc.StreamStreamClientInterceptor,
 ):
     """One device's way to the server; give it to ``RemoteDb(interceptors=[network])``. A cut does not end streams that
-    are open: use it with devices that sync only on demand."""
+    are read from: use it with devices that sync only on demand."""
 
     def __init__(self, verdicts: Callable[[bytes], None] | None = None) -> None:
         self._lock = threading.Lock()
@@ -100,11 +130,15 @@ class Network(
         self._pulls_cut = 0
         self._rows_done: dict[str, int] = {}
         self._verdicts = verdicts
+        self._open: set[_Sends] = set()
 
     def cut(self) -> None:
         """From now on every call fails."""
         with self._lock:
             self._down = True
+            cut, self._open = self._open, set()
+        for stream in cut:
+            stream.cancel()
 
     def restore(self) -> None:
         """Calls are made again."""
@@ -134,6 +168,12 @@ class Network(
             return self._lost
 
     @property
+    def streams_open(self) -> int:
+        """How many streams of sends are open."""
+        with self._lock:
+            return len(self._open)
+
+    @property
     def pulls_cut(self) -> int:
         """How many pulls ``cut_pull`` has ended so far."""
         with self._lock:
@@ -148,15 +188,22 @@ class Network(
             if self._down:
                 raise UnreachableError
 
-    def _loses(self, method: str, carries: bool) -> bool:
+    def loses(self) -> bool:
+        """Whether the answer to the call of Send that is made now is one to be lost."""
         with self._lock:
-            if method not in _SENDS or not self._lose or not carries:
+            if not self._lose:
                 return False
             self._lose -= 1
             self._lost += 1
             return True
 
-    def _note(self, response: Any) -> None:
+    def ended(self, stream: _Sends) -> None:
+        """Forget a stream."""
+        with self._lock:
+            self._open.discard(stream)
+
+    def note(self, response: Any) -> None:
+        """Pass the verdicts of a response on."""
         if self._verdicts is not None:
             for verdict in getattr(response, "verdicts", ()):
                 self._verdicts(verdict.SerializeToString())
@@ -166,9 +213,9 @@ class Network(
         self._pass()
         call = continuation(details, request)
         response = call.result()
-        if self._loses(details.method, bool(getattr(request, "envelopes", ()))):
+        if details.method == _SEND and request.envelopes and self.loses():
             raise UnreachableError
-        self._note(response)
+        self.note(response)
         return call
 
     def intercept_unary_stream(self, continuation: Any, details: Any, request: Any) -> Any:
@@ -183,10 +230,9 @@ class Network(
 
     def intercept_stream_stream(self, continuation: Any, details: Any, requests: Any) -> Any:
         """Called by gRPC."""
-        self._pass()
-        call = continuation(details, requests)
-        if self._loses(details.method, True):
-            for _ in call:  # the server decides everything, and no answer arrives
-                pass
-            raise UnreachableError
-        return _Noting(call, self._note)
+        with self._lock:
+            if self._down:
+                raise UnreachableError
+            stream = _Sends(self, requests).begin(continuation, details)
+            self._open.add(stream)
+        return stream

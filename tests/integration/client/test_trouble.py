@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import grpc
 import pytest
 
 from anabranch.client import CallFailed, RemoteDb, State, WrongPrincipal
+from anabranch.testkit.network import Network
 from anabranch.testkit.remote import remote_of
 from anabranch.testkit.waiting import until
 from anabranch.v1 import ingest_pb2, snapshot_pb2
@@ -16,42 +16,56 @@ from anabranch.v1 import ingest_pb2, snapshot_pb2
 TODO = {"todo": "id text primary key, title text"}
 
 
-class LosesAnswers(grpc.UnaryUnaryClientInterceptor):
-    """Lets calls of one method be decided and loses their answers."""
-
-    def __init__(self, method: str) -> None:
-        self.method = method
-        self.lose = 0
-
-    def intercept_unary_unary(self, continuation: Any, details: Any, request: Any) -> Any:
-        call = continuation(details, request)
-        if self.lose and details.method.endswith(self.method):
-            self.lose -= 1
-            call.result()
-            raise CallFailed("UNAVAILABLE", "", "the answer is lost", again=True)
-        return call
-
-
-def test_a_lost_answer_changes_nothing(place: Any) -> None:
-    here = place(TODO)
-    loses = LosesAnswers("/Send")
-    a = here.device("a", remote=here.remote(interceptors=[loses]))
+@pytest.mark.parametrize(("size", "before"), [(20_000, 0), (1, 2)], ids=["of a call", "of a message"])
+def test_a_lost_answer_changes_nothing(place: Any, size: int, before: int) -> None:
+    """Small writes are messages once a call and the message that opens the stream were answered."""
+    here, network = place(TODO), Network()
+    a = here.device("a", remote=here.remote(interceptors=[network]))
     a.start(background=False)
     a.table("todo").insert({"id": "x", "title": "one"})
     assert a.flush()
     node = a.status().node_id
-    for i in range(3):
-        a.table("todo").update({"id": "x", "title": f"title {i}"})
-        loses.lose = 1
+    titles = [f"{i}".rjust(size) for i in range(3 * (before + 1))]
+    for i, title in enumerate(titles):
+        a.table("todo").update({"id": "x", "title": title})
+        if i % (before + 1) < before:
+            assert a.flush()
+            continue
+        assert network.streams_open == bool(before)
+        network.lose_answers(1)
         with pytest.raises(CallFailed):
             a.flush()
+    assert network.answers_lost == 3
     assert a.sync()
     assert a.status().node_id == node
-    assert here.sql("select title from todo") == [("title 2",)]
-    assert here.sql(
+    assert here.sql("select title from todo") == [(titles[-1],)]
+    assert batches(here) == 1 + len(titles)
+
+
+def test_a_network_that_is_cut_takes_no_message(place: Any) -> None:
+    here, network = place(TODO), Network()
+    a = here.device("a", remote=here.remote(interceptors=[network]))
+    a.start(background=False)
+    for i in range(3):
+        a.table("todo").insert({"id": f"{i}", "title": "sent"})
+        assert a.flush()
+    assert network.streams_open == 1
+    network.cut()
+    a.table("todo").insert({"id": "x", "title": "kept"})
+    with pytest.raises(CallFailed):
+        a.flush()
+    assert batches(here) == 3
+    network.restore()
+    assert a.flush()
+    assert batches(here) == 4
+
+
+def batches(here: Any) -> int:
+    [(found,)] = here.sql(
         f"select count(*) from anabranch.batches b join anabranch.databases d on d.id = b.database_id "
         f"where d.name = '{here.name}'"
-    ) == [(4,)]
+    )
+    return int(found)
 
 
 def test_behind_the_floor_a_new_snapshot_is_taken_and_the_queue_kept(place: Any) -> None:

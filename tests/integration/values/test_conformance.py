@@ -405,7 +405,7 @@ FORMS: dict[str, Callable[[Place, Column, Sequence[Cell]], list[Cell]]] = {
     "canonical": through_canonical,
     **OF_SERVICES,
 }
-NO_FORMS = {"calendar", "cells", "decimals", "growth", "kinds", "pieces", "postgres_types", "table"}
+NO_FORMS = {"calendar", "cells", "decimals", "effect_hashes", "growth", "kinds", "pieces", "postgres_types", "table"}
 WITH_OTHERS = {"arrow_to_sqlite"}
 """The forms that another one's own way there and back goes through."""
 
