@@ -102,7 +102,7 @@ cluster-test: setup helm ## the chart on a real API server with machines that on
 pods-test: setup helm ## the chart where pods run, in namespaces of their own; Linux, root (the first build takes long)
 	@$(VENV)/python tools/pods.py missing
 	@$(VENV)/python tools/cluster_tools.py build cluster
-	@$(VENV)/python tools/pods.py images
+	@$(VENV)/python tools/pod_images.py
 	@$(VENV)/python tools/pods.py run $(VENV)/python -m pytest --durations=20 $(PODS_FLAGS) $(PODS_TESTS)
 
 images: ## both images with Docker (BASE=image: another base than the official Python's)
