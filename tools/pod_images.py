@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib
 import os
 import re
 import shutil
@@ -16,8 +17,6 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-
-import cluster_tools  # beside this file
 
 ROOT = Path(__file__).resolve().parent.parent
 CACHE = ROOT / ".cache" / "pods"
@@ -93,10 +92,11 @@ def version() -> str:
 def _programs() -> dict[str, Path]:
     """Programs that images of the tests' own are made of."""
     found: dict[str, Path] = {"busybox": Path(shutil.which("busybox", path=PATH) or "")}
+    tools = importlib.import_module("cluster_tools")  # beside this file
     for name in BUILT:
-        program: Path | None = cluster_tools.find(name)
+        program: Path | None = tools.find(name)
         if program is None:
-            raise NotMade(cluster_tools.missing(name))
+            raise NotMade(tools.missing(name))
         found[name] = program
     return found
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from tests.cluster.api import Thing, until
 
@@ -65,9 +66,10 @@ def executors(trial: Trial) -> list[Thing]:
     return trial.of_component(EXECUTOR)
 
 
-def kill_the_driver(trial: Trial, path: str) -> None:
-    """Kill a job's pod without any leave, with the job, once both executors are there; they go, and nothing stays."""
-    until("executors are there", JOB_S, lambda: len(executors(trial)) == 2)
+def kill_the_driver(trial: Trial, path: str, when: Callable[[], bool] | None = None) -> None:
+    """Kill a job's pod without any leave, with the job, ``when`` it is time, or else once both executors are there;
+    these go, and nothing stays."""
+    until("it is time", JOB_S, when or (lambda: len(executors(trial)) == 2))
     [driver] = trial.release.listed("v1/pods", labelSelector=f"job-name={path.rpartition('/')[2]}")
     pod = f"{trial.release.at('v1/pods')}/{driver['metadata']['name']}"
     trial.release.api.delete(path, propagationPolicy="Orphan")

@@ -15,8 +15,7 @@ def pods() -> ModuleType:
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+def made() -> ModuleType:
     return load_tool("pod_images")
 
 
