@@ -9,8 +9,9 @@ LONG_FLAGS ?= -n 3 --dist loadgroup
 DEMO_FLAGS ?=
 CLUSTER_FLAGS ?=
 CLUSTER_TESTS = $(addprefix tests/cluster/,accepted.py accounts.py lifecycle.py changed.py drained.py)
-PODS_FLAGS ?= -rP
-PODS_TESTS = $(addprefix tests/pods/,installed.py upgraded.py evicted.py entered.py migrated.py confined.py external.py watched.py alerted.py probed.py compacted.py limited.py)
+PODS_FLAGS ?= -n 3 --dist loadgroup -rP
+PODS_TESTS = $(addprefix tests/pods/,installed.py upgraded.py evicted.py entered.py migrated.py confined.py external.py \
+	watched.py alerted.py probed.py compacted.py lake_on_s3.py limited.py)
 SECONDS ?= 60
 SEED ?=
 MAJOR ?= 16
@@ -103,7 +104,7 @@ pods-test: setup helm ## the chart where pods run, in namespaces of their own; L
 	@$(VENV)/python tools/pods.py missing
 	@$(VENV)/python tools/cluster_tools.py build cluster
 	@$(VENV)/python tools/pod_images.py
-	@$(VENV)/python tools/pods.py run $(VENV)/python -m pytest --durations=20 $(PODS_FLAGS) $(PODS_TESTS)
+	@$(VENV)/python tools/pods.py run $(VENV)/python -m pytest --durations=40 --durations-min=1 $(PODS_FLAGS) $(PODS_TESTS)
 
 images: ## both images with Docker (BASE=image: another base than the official Python's)
 	@$(PYTHON) tools/images.py $(if $(BASE),--base $(BASE))

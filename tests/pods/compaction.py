@@ -70,7 +70,9 @@ def kill_the_driver(trial: Trial, path: str, when: Callable[[], bool] | None = N
     """Kill a job's pod without any leave, with the job, ``when`` it is time, or else once both executors are there;
     these go, and nothing stays."""
     until("it is time", JOB_S, when or (lambda: len(executors(trial)) == 2))
-    [driver] = trial.release.listed("v1/pods", labelSelector=f"job-name={path.rpartition('/')[2]}")
+    tried = trial.release.listed("v1/pods", labelSelector=f"job-name={path.rpartition('/')[2]}")
+    # Where there is much else to do, a first try may have failed before.
+    [driver] = [pod for pod in tried if pod["status"]["phase"] == "Running"]
     pod = f"{trial.release.at('v1/pods')}/{driver['metadata']['name']}"
     trial.release.api.delete(path, propagationPolicy="Orphan")
     trial.release.api.delete(pod, gracePeriodSeconds=0)
