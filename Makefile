@@ -11,7 +11,7 @@ CLUSTER_FLAGS ?=
 CLUSTER_TESTS = $(addprefix tests/cluster/,accepted.py accounts.py lifecycle.py changed.py drained.py)
 PODS_FLAGS ?= -n 3 --dist loadgroup -rP
 PODS_TESTS = $(addprefix tests/pods/,installed.py upgraded.py evicted.py entered.py migrated.py confined.py external.py \
-	watched.py alerted.py probed.py compacted.py lake_on_s3.py limited.py)
+	watched.py alerted.py probed.py compacted.py executor_lost.py lake_on_s3.py limited.py)
 SECONDS ?= 60
 SEED ?=
 MAJOR ?= 16
