@@ -9,8 +9,9 @@ SLOW_FLAGS ?= -n 3 --dist loadgroup
 DEMO_FLAGS ?=
 CLUSTER_FLAGS ?=
 CLUSTER_TESTS = $(addprefix tests/cluster/,accepted.py accounts.py lifecycle.py changed.py drained.py)
-PODS_FLAGS ?= -rP
-PODS_TESTS = $(addprefix tests/pods/,installed.py upgraded.py confined.py compacted.py watched.py external.py probed.py limited.py)
+PODS_FLAGS ?= -n 3 --dist loadgroup -rP
+PODS_TESTS = $(addprefix tests/pods/,installed.py upgraded.py evicted.py entered.py migrated.py confined.py external.py \
+	watched.py alerted.py probed.py compacted.py executor_lost.py lake_on_s3.py limited.py)
 SECONDS ?= 60
 SEED ?=
 MAJOR ?= 16
@@ -102,8 +103,8 @@ cluster-test: setup helm ## the chart on a real API server with machines that on
 pods-test: setup helm ## the chart where pods run, in namespaces of their own; Linux, root (the first build takes long)
 	@$(VENV)/python tools/pods.py missing
 	@$(VENV)/python tools/cluster_tools.py build cluster
-	@$(VENV)/python tools/pods.py images
-	@$(VENV)/python tools/pods.py run $(VENV)/python -m pytest --durations=20 $(PODS_FLAGS) $(PODS_TESTS)
+	@$(VENV)/python tools/pod_images.py
+	@$(VENV)/python tools/pods.py run $(VENV)/python -m pytest --durations=40 --durations-min=1 $(PODS_FLAGS) $(PODS_TESTS)
 
 images: ## both images with Docker (BASE=image: another base than the official Python's)
 	@$(PYTHON) tools/images.py $(if $(BASE),--base $(BASE))

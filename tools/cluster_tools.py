@@ -1,5 +1,5 @@
 """Helm, promtool and Prometheus, for the tests of the chart, its alerts and its dashboards; and the programs of a
-Kubernetes, for those that install it: without machines, or with one whose pods run.
+Kubernetes, and of an object store, for those that install it: without machines, or with one whose pods run.
 
 A program of that name on the PATH is taken as it is. Otherwise the pinned version is built from its Go module into
 `.cache/tools`, once; without Go the program is missing, and a caller that needs it reports what was not run. `lint` has
@@ -23,6 +23,7 @@ MODULES = {
     "helm": ("helm.sh/helm/v3/cmd/helm", "v3.22.0"),
     "promtool": ("github.com/prometheus/prometheus/cmd/promtool", "v0.316.0"),
     "prometheus": ("github.com/prometheus/prometheus/cmd/prometheus", "v0.316.0"),
+    "versitygw": ("github.com/versity/versitygw/cmd/versitygw", "v1.8.0"),
 }
 """Program to its Go package and version."""
 CLUSTER_MODULE = ROOT / "tools" / "cluster"
@@ -42,6 +43,8 @@ NODE = {
     "kube-network-policies": "sigs.k8s.io/kube-network-policies/cmd",
 }
 """Programs to their Go packages. Versions are those of the modules that name them."""
+BESIDE = ("versitygw",)
+"""Programs that run in pods beside the product's: an object store."""
 BUILD_TIMEOUT_S = 3600
 LINT_TIMEOUT_S = 120
 CHART = ROOT / "helm" / "anabranch"
@@ -76,7 +79,7 @@ def find(name: str) -> Path | None:
 
 def missing(name: str) -> str:
     """Why a program is not there: the reason to print beside the checks that were not run."""
-    target = "cluster-test" if name in CONTROL_PLANE else "pods-test" if name in NODE else "cluster-tools"
+    target = "cluster-test" if name in CONTROL_PLANE else "pods-test" if name in (*NODE, *BESIDE) else "cluster-tools"
     return f"{name} is neither on the PATH nor built; `make {target}` builds it where there is Go"
 
 
@@ -206,7 +209,7 @@ if __name__ == "__main__":
         case ["build", "control-plane"]:
             sys.exit(build_missing(CONTROL_PLANE))
         case ["build", "cluster"]:
-            sys.exit(build_missing([*CONTROL_PLANE, *NODE]))
+            sys.exit(build_missing([*CONTROL_PLANE, *NODE, *BESIDE]))
         case ["build", *names] if names and MODULES.keys() >= set(names):
             sys.exit(build_missing(names))
         case _:

@@ -1,9 +1,9 @@
-"""A Kubernetes whose pods run, for the tests in `tests/pods`: its images, and the namespaces that all of it lives in.
+"""The namespaces that a Kubernetes whose pods run lives in, for the tests in `tests/pods`.
 
-`images` makes them, with a Docker engine of its own, where sources have changed since then. `run COMMAND…` runs
-a command as the first in new namespaces (processes, mounts, network, host name), which ends everything in them when it
-ends; what the kernel doesn't take away by itself (control groups, the run's folder) a process does that waits for the
-end of this one, however it comes. Needs root, and names all that is missing.
+`run COMMAND…` runs a command as the first in new namespaces (processes, mounts, network, host name), which ends
+everything in them when it ends; what the kernel doesn't take away by itself (control groups, the run's folder) a
+process does that waits for the end of this one, however it comes. Needs root, and names all that is missing. The
+images are made by `pod_images.py`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
-import hashlib
-import importlib
 import os
 import shutil
 import signal
@@ -25,8 +23,6 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 CACHE = ROOT / ".cache" / "pods"
 RUN = CACHE / "run"
-IMAGES = CACHE / "images"
-OWN = ROOT / "tests" / "pods" / "images"
 INSIDE = ROOT / "tests" / "pods" / "inside.py"
 PROGRAMS = {
     "containerd": "containerd",
@@ -43,9 +39,6 @@ PROGRAMS = {
 """Programs that have to be on the machine, and the Debian package of each."""
 CNI = Path("/usr/lib/cni")
 PLUGINS = ("ptp", "host-local", "loopback")
-SOURCES = ("libs", "services", "wheels", "deploy/docker", "tests/pods/images", "tools/cluster-dns")
-FILES = ("pyproject.toml", "requirements-build.lock", "LICENSE")
-BASE = "local/debian-python"
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
 OURS = ("kubepods", "k8s.io")
 """The control groups that kubelet and containerd make in each hierarchy."""
@@ -88,136 +81,6 @@ def require() -> None:
     lacks = missing()
     if lacks:
         raise Unusable(f"no pod can run here; missing: {', '.join(lacks)}")
-
-
-# Images
-
-
-def stamp(more: Path) -> str:
-    """A hash of everything that images are made of; ``more`` is a program that goes into one."""
-    total = hashlib.sha256()
-    found = [path for folder in SOURCES for path in sorted((ROOT / folder).rglob("*"))]
-    for path in (*found, *(ROOT / name for name in FILES), more):
-        if path.is_file() and "__pycache__" not in path.parts:
-            total.update(f"{path.relative_to(ROOT)}\0{path.stat().st_size}\0".encode())
-            total.update(path.read_bytes())
-    return total.hexdigest()
-
-
-def images(coredns: Path) -> None:
-    """Make those of the product, of Postgres, of names and of a shell, as files that containerd takes.
-
-    Raises:
-        Unusable: something is missing. CalledProcessError: one can't be built.
-    """
-    require()
-    made, wanted = IMAGES / "stamp", stamp(coredns)
-    if made.exists() and made.read_text(encoding="ascii") == wanted:
-        return
-    IMAGES.mkdir(parents=True, exist_ok=True)
-    started = time.monotonic()
-    with engine() as environment:
-        if not _asked(environment, "docker", "images", "--quiet", BASE):
-            _base(environment)
-        _called(environment, sys.executable, str(ROOT / "tools" / "images.py"), "--base", BASE)
-        for name in ("postgres", "coredns", "busybox"):
-            _own(environment, name, coredns)
-        version = next(
-            line.split('"')[1]
-            for line in (ROOT / "pyproject.toml").read_text(encoding="utf-8").splitlines()
-            if line.startswith("version = ")
-        )
-        names = [f"anabranch/{name}:{version}" for name in ("service", "compactor")]
-        for image in (*names, *(f"local/{name}:1" for name in ("postgres", "coredns", "busybox"))):
-            _saved(environment, image)
-    made.write_text(wanted, encoding="ascii")
-    print(f"images: {time.monotonic() - started:.0f} s")
-
-
-@contextlib.contextmanager
-def engine() -> Iterator[dict[str, str]]:
-    """A Docker engine of our own, which leaves the machine's network alone; gives the environment that leads to it."""
-    folder = CACHE / "docker"
-    folder.mkdir(parents=True, exist_ok=True)
-    socket = f"unix://{folder}/socket"
-    command = ["dockerd", "--data-root", str(folder / "data"), "--exec-root", str(folder / "exec")]
-    command += ["--pidfile", str(folder / "pid"), "--host", socket]
-    command += ["--iptables=false", "--ip6tables=false", "--ip-forward=false", "--bridge=none"]
-    docker = "/usr/bin/docker" if Path("/usr/bin/docker").exists() else "docker"
-    environment = {**os.environ, "PATH": PATH, "DOCKER_HOST": socket, "DOCKER": docker, "DOCKER_BUILDKIT": "1"}
-    with (folder / "log").open("wb") as log:
-        daemon = subprocess.Popen(command, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
-        try:
-            deadline = time.monotonic() + START_S
-            while not _answers(environment):
-                if daemon.poll() is not None or time.monotonic() > deadline:
-                    raise Unusable(f"the Docker engine does not start: see {folder}/log")
-                time.sleep(LOOK_S)
-            yield environment
-        finally:
-            daemon.terminate()
-            daemon.wait(END_S)
-
-
-def _coredns() -> Path:
-    tools = importlib.import_module("cluster_tools")  # beside this file
-    found: Path | None = tools.find("coredns")
-    if found is None:
-        raise Unusable(tools.missing("coredns"))
-    return found
-
-
-def _answers(environment: dict[str, str]) -> bool:
-    command = [environment["DOCKER"], "version"]
-    return subprocess.run(command, env=environment, capture_output=True, check=False, timeout=START_S).returncode == 0
-
-
-def _called(environment: dict[str, str], *command: str) -> None:
-    subprocess.run(command, env=environment, check=True, cwd=ROOT)
-
-
-def _asked(environment: dict[str, str], _: str, *arguments: str) -> str:
-    command = [environment["DOCKER"], *arguments]
-    done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True, timeout=START_S * 5)
-    return done.stdout.strip()
-
-
-def _base(environment: dict[str, str]) -> None:
-    folder = CACHE / "debian"
-    shutil.rmtree(folder, ignore_errors=True)
-    packages = "--include=python3,python3-venv,ca-certificates"
-    _called(environment, "debootstrap", "--variant=minbase", packages, "trixie", str(folder))
-    left_out = ("var/cache/apt", "var/lib/apt/lists", "usr/share/doc", "usr/share/man", "usr/share/locale")
-    pack = ["tar", "-C", str(folder), *(f"--exclude=./{name}/*" for name in left_out), "-c", "."]
-    with subprocess.Popen(pack, stdout=subprocess.PIPE) as packing:
-        take = [environment["DOCKER"], "import", "-", BASE]
-        subprocess.run(take, env=environment, stdin=packing.stdout, check=True)
-    shutil.rmtree(folder)
-
-
-def _own(environment: dict[str, str], name: str, coredns: Path) -> None:
-    """An image of the tests' own, from a folder with the programs that it takes from here."""
-    context = CACHE / "context"
-    shutil.rmtree(context, ignore_errors=True)
-    shutil.copytree(OWN, context)
-    shutil.copy2(coredns, context / "coredns")
-    shutil.copy2(shutil.which("busybox", path=PATH) or "", context / "busybox")
-    command = [environment["DOCKER"], "build", "--quiet", "--network", "host", "--tag", f"local/{name}:1"]
-    _called(environment, *command, "--file", str(context / f"{name}.Dockerfile"), str(context))
-    shutil.rmtree(context)
-
-
-def _saved(environment: dict[str, str], image: str) -> None:
-    """Write an image where it is not written yet; the file is named after its content."""
-    number = _asked(environment, "docker", "image", "inspect", "--format", "{{.Id}}", image).removeprefix("sha256:")
-    name = image.replace("/", "_").replace(":", "_")
-    file = IMAGES / f"{name}-{number[:16]}.tar"
-    if file.exists():
-        return
-    for old in IMAGES.glob(f"{name}-*.tar"):
-        old.unlink()
-    _called(environment, environment["DOCKER"], "save", "--output", f"{file}.part", image)
-    Path(f"{file}.part").rename(file)
 
 
 # Namespaces
@@ -311,14 +174,12 @@ def main(arguments: list[str]) -> int:
     """Exit code 2 where pods can't run here."""
     try:
         match arguments:
-            case ["images"]:
-                images(_coredns())
             case ["run", *command] if command:
                 return run(command)
             case ["missing"]:
                 require()
             case _:
-                sys.exit("usage: pods.py missing | images | run COMMAND…")
+                sys.exit("usage: pods.py missing | run COMMAND…")
     except Unusable as error:
         print(f"pods: {error}", file=sys.stderr)
         return 2

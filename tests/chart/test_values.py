@@ -206,9 +206,13 @@ def test_a_lake_on_a_volume_is_mounted_to_read_by_those_who_read_it_and_nobody_e
         ), where
 
 
-def test_a_lake_in_an_object_store_is_reached_by_those_who_read_it_and_nobody_else(helm: Helm) -> None:
-    values = {**topology("compact-pods"), "networkPolicy": {"enabled": True}}
+@pytest.mark.parametrize("port", [443, 9000])
+def test_a_lake_in_an_object_store_is_reached_by_those_who_read_it_and_nobody_else(helm: Helm, port: int) -> None:
+    values = {**topology("compact-pods"), "networkPolicy": {"enabled": True, "objectStorePort": port}}
     objects = helm.render(values)
+    policies = of_kind(objects, "NetworkPolicy")
+    [opened] = [rule["ports"] for rule in policies["rel-anabranch-compactor"]["spec"]["egress"] if 6443 in _ports(rule)]
+    assert [one["port"] for one in opened] == sorted({port, 443, 6443}, key=[port, 443, 6443].index)
     for where, pod in pod_specs(objects).items():
         if not where.startswith("Deployment/"):
             continue
@@ -216,8 +220,11 @@ def test_a_lake_in_an_object_store_is_reached_by_those_who_read_it_and_nobody_el
         assert secrets == (["lake-credentials"] if where in READERS else []), where
         assert not [volume for volume in pod["volumes"] if volume["name"] == "lake"], where
         egress = of_kind(objects, "NetworkPolicy")[where.partition("/")[2]]["spec"]["egress"]
-        ports = {port["port"] for rule in egress for port in rule.get("ports", [])}
-        assert (443 in ports) is (where in READERS), where
+        assert any(port in _ports(rule) for rule in egress) is (where in READERS), where
+
+
+def _ports(rule: dict[str, Any]) -> set[int]:
+    return {one["port"] for one in rule.get("ports", [])}
 
 
 def test_the_janitor_is_there_unless_it_is_turned_off_and_has_no_lake_without_a_compactor(helm: Helm) -> None:

@@ -5,26 +5,18 @@ Traffic of the machine's own processes, from where all other tests look, is not 
 
 from __future__ import annotations
 
-import os
-import subprocess
 from collections.abc import Iterator
-from contextlib import ExitStack
-from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.cluster.api import until
-from tests.cluster.control_plane import ControlPlane, begin
-from tests.tools import load_tool
+from tests.cluster.control_plane import ControlPlane
 
 from . import topologies
-from .inside import NODE_ADDRESS
 from .trial import Trial
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.xdist_group("waits")]
 ABROAD = "abroad"
 READY_S = 120
-ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 TRY = """
 import socket, sys
 try:
@@ -38,38 +30,10 @@ STAY = "import http.server; http.server.HTTPServer(('', 8080), http.server.BaseH
 CLIENTS = {"networkPolicy": {"clients": [{"namespaceSelector": {"matchLabels": {"calls": "ingest"}}}]}}
 
 
-@pytest.fixture(scope="session")
-def enforced(plane: ControlPlane) -> Iterator[ControlPlane]:
-    """The cluster, with somebody who enforces policies, from here on to the end of the run."""
-    program = load_tool("cluster_tools").find("kube-network-policies")
-    folder = Path(os.environ["ANABRANCH_PODS"]) / "run"
-    # Where a program in a pod finds its account and the API server.
-    ACCOUNT.mkdir(parents=True)
-    (ACCOUNT / "token").write_text(plane.api.token)
-    (ACCOUNT / "ca.crt").write_bytes(plane.api.authority.read_bytes())
-    os.environ.update({"KUBERNETES_SERVICE_HOST": NODE_ADDRESS, "KUBERNETES_SERVICE_PORT": str(plane.api.port)})
-    with ExitStack() as stack:
-        arguments: dict[str, Any] = {
-            "hostname-override": "node-1",
-            "disable-nri": "true",
-            "netfilter-bug-1766-fix": "false",
-            "metrics-bind-address": "127.0.0.1:9080",
-        }
-        ended = begin(stack, folder, program, arguments)
-        until("policies are enforced", READY_S, lambda: _has_rules(ended()))
-        yield plane
-
-
-def _has_rules(ended: str | None) -> bool:
-    assert ended is None, ended
-    done = subprocess.run(["nft", "list", "tables"], check=True, capture_output=True, text=True, timeout=READY_S)
-    return "kube-network-policies" in done.stdout
-
-
 @pytest.fixture(scope="module")
-def visitors(enforced: ControlPlane, trial: Trial) -> Iterator[dict[str, str]]:
+def visitors(plane: ControlPlane, trial: Trial) -> Iterator[dict[str, str]]:
     """Pods of other namespaces: one of a namespace that may call, one that may not; namespaces to addresses."""
-    api, found = enforced.api, {}
+    api, found = plane.api, {}
     image = trial.release.listed("apps/v1/deployments")[0]["spec"]["template"]["spec"]["containers"][0]["image"]
     container = {"name": "it", "image": image, "command": ["python", "-c", STAY]}
     for name, labels in ((ABROAD, {}), ("friends", {"calls": "ingest"})):

@@ -18,7 +18,7 @@ from . import topologies
 from .conftest import space
 from .trial import SERVICES
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.xdist_group("waits")]
 PASSWORD = "p@:/#?%[]&$() 'x\" \\ $(HOME) $$ ü"
 READY_S = 120
 GROUP = 999
@@ -90,8 +90,7 @@ def test_it_installs_on_a_postgres_of_ones_own_and_its_test_passes(release: Rele
             "existingSecret": {"name": "database", "passwordKey": "password"},
             "ca": {"secretName": "database-authority"},
         },
-        # Beside the trial there is not room for as much again.
-        "services": {"defaults": {"replicas": 1, "resources": {"requests": {"cpu": "50m"}}}},
+        "services": topologies.TRIAL["services"],
     }
     started = time.monotonic()
     release.install(values)

@@ -8,7 +8,7 @@ import pytest
 
 from .trial import Trial
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.xdist_group("writes")]
 
 
 def test_every_pod_runs_and_none_was_started_twice(trial: Trial) -> None:

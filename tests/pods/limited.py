@@ -10,13 +10,16 @@ from tests.cluster.api import Thing
 from .trial import Trial
 
 pytestmark = pytest.mark.timeout(120)
+GROUPS_OF_TESTS = ("writes", "waits", "lake")
+"""Each may have an install of its own, and comes to its own end."""
 GROUPS = Path("/sys/fs/cgroup")
 MOST = ("memory.max_usage_in_bytes", "memory.peak")
 """The file that has it, in the first and in the second version of control groups."""
 UNITS = {"Ki": 1024, "Mi": 1024**2, "Gi": 1024**3}
 
 
-def test_no_container_was_ended_for_want_of_memory(trial: Trial) -> None:
+@pytest.mark.parametrize("after", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in GROUPS_OF_TESTS])
+def test_no_container_was_ended_for_want_of_memory(trial: Trial, after: str) -> None:
     killed = [
         pod["metadata"]["name"]
         for pod in trial.release.listed("v1/pods")
@@ -26,8 +29,9 @@ def test_no_container_was_ended_for_want_of_memory(trial: Trial) -> None:
     ]
     assert not killed
     for pod in trial.release.pods().values():
-        print(f"{pod['metadata']['name']}: at most {_most(pod) / 1024**2:.0f} MiB of {_limit(pod) / 1024**2:.0f}")
-        assert _most(pod) <= _limit(pod)
+        most, limit = _most(pod), _limit(pod)
+        print(f"after {after}: {pod['metadata']['name']}: at most {most / 1024**2:.0f} MiB of {limit / 1024**2:.0f}")
+        assert most <= limit
 
 
 def _limit(pod: Thing) -> int:

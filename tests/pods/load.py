@@ -129,7 +129,7 @@ def _safely(load: Load, work: Callable[..., None], name: str, *more: Any) -> Non
 
 def _device(load: Load, name: str, file: Path, remote: Callable[[], RemoteDb], away: bool) -> None:
     db = SyncedDb(file, remote=remote(), db_name="shop", node_name=name)
-    db.start()
+    _start(load, db)
     beat, offline = 0, False
     while not load.ending.wait(BEAT_S):
         if away and beat % AWAY_BEATS == 0:
@@ -151,6 +151,18 @@ def _device(load: Load, name: str, file: Path, remote: Callable[[], RemoteDb], a
     status = db.status()
     load.unsent[name], load.dead[name] = status.unsent, status.dead
     db.close()
+
+
+def _start(load: Load, db: SyncedDb) -> None:
+    """Start for the first time; a pull that fails is asked for again, as an app does, and goes on where it stopped."""
+    started = time.monotonic()
+    while True:
+        try:
+            return db.start()
+        except CallFailed:
+            if time.monotonic() - started > VERDICT_S:
+                raise
+            load.pause.wait(AGAIN_S)
 
 
 def _verdict(load: Load, name: str, db: SyncedDb) -> None:

@@ -105,7 +105,7 @@ class Trial:
 
         def others() -> bool:
             found = [pod for pod in self.of_component(component) if pod["metadata"]["uid"] not in old]
-            return any(_is_ready(pod) for pod in found)
+            return any(is_ready(pod) for pod in found)
 
         until(f"{component} has another pod", REPLACED_S, others)
 
@@ -124,6 +124,7 @@ class Trial:
         return str(found.get("text", json.dumps(found)))
 
 
-def _is_ready(pod: Thing) -> bool:
+def is_ready(pod: Thing) -> bool:
+    """Whether its condition says so."""
     conditions = pod["status"].get("conditions", [])
     return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 from tests.tools import ROOT, load_tool
@@ -13,6 +12,11 @@ from tests.tools import ROOT, load_tool
 @pytest.fixture
 def pods() -> ModuleType:
     return load_tool("pods")
+
+
+@pytest.fixture
+def made() -> ModuleType:
+    return load_tool("pod_images")
 
 
 def test_everything_that_is_missing_is_named_at_once(
@@ -50,22 +54,25 @@ def test_the_kernel_is_asked_where_the_programs_are_there(
 
 
 @pytest.mark.parametrize("changed", ["source", "program"])
-def test_images_are_made_anew_where_something_has_changed(
-    pods: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, changed: str
-) -> None:
-    files: dict[str, Any] = {"source": tmp_path / "libs" / "a.py", "program": tmp_path / "coredns"}
+def test_images_are_made_anew_where_something_has_changed(made: ModuleType, tmp_path: Path, changed: str) -> None:
+    files: dict[str, Path] = {"source": tmp_path / "libs" / "a.py", "program": tmp_path / "coredns"}
     for file in files.values():
         file.parent.mkdir(exist_ok=True)
         file.write_text("one")
     (tmp_path / "libs" / "__pycache__").mkdir()
-    monkeypatch.setattr(pods, "ROOT", tmp_path)
-    before = pods.stamp(files["program"])
+    paths = [tmp_path / "libs", files["program"]]
+    before = made.stamp(paths)
     (tmp_path / "libs" / "__pycache__" / "a.pyc").write_text("made by Python")
-    assert pods.stamp(files["program"]) == before
+    assert made.stamp(paths) == before
     files[changed].write_text("two")
-    assert pods.stamp(files["program"]) != before
+    assert made.stamp(paths) != before
+
+
+def test_what_images_are_made_of_is_there(made: ModuleType) -> None:
+    """A path that nothing lies at would never change."""
+    assert all((ROOT / name).exists() for name in made.SOURCES)
+    assert made.version()
 
 
 def test_the_first_process_is_a_program_that_is_there(pods: ModuleType) -> None:
     assert pods.INSIDE.is_file()
-    assert pods.OWN.is_relative_to(ROOT)
