@@ -5,9 +5,9 @@ from __future__ import annotations
 from pydantic import Field, SecretStr, model_validator
 
 from anabranch.runtime.config import PREFIX, ServiceSettings
-from anabranch.store.catalog.own_writer import is_superuser
 from anabranch.store.inbox.claim import session_options
 from anabranch.store.session.engine import SessionOptions
+from anabranch.store.writers.own_writer import is_superuser
 
 
 class ResolverSettings(ServiceSettings):

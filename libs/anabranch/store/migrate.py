@@ -41,12 +41,12 @@ from tenacity import (
 )
 
 from anabranch.errors import ServerError
-from anabranch.store.catalog import writer
 from anabranch.store.ddl.install import install
 from anabranch.store.revisions import CODE_TABLE, SCHEMA, VERSION_TABLE, head, revisions
 from anabranch.store.session.engine import SessionOptions, connect
 from anabranch.store.session.readiness import answers
 from anabranch.store.session.table_locks import give_up_early
+from anabranch.store.writers import writer
 
 OLDEST_SERVER = 14
 _APPLICATION_NAME = "anabranch-migrate"

@@ -348,13 +348,7 @@ def write(
         store.write_group(conn, database_id, position, _group_row(context, records, sums, audience_sums, link))
         store.accept(conn, database_id, sorted(records.greatest.items()))
         store.delete_inbox(conn, database_id, [*decided, *dropped])
-        # The notification carries verdicts only as far as they have room in it.
-        verdicts = (notified.Verdict(r.batch_id, r.payload_sha256, r.principal, r.verdict) for r in records.batches)
-        verdicts_of = partial(
-            notified.seal_verdicts, context.synced.database.seal_key, database_id, position, link, verdicts
-        )
-        traceparent = current_traceparent() or ""
-        store.notify_group(conn, database_id, position, [*decided, *dropped], traceparent, verdicts_of)
+        _notify(context, records, dropped, link)
         send()
         if records.parkings:
             parking.park(conn, database_id, records.parkings)
@@ -368,6 +362,15 @@ def write(
     if caused is None:
         return link, Between.NONE, look.commits
     return link, Between.OWN if caused else Between.OF_OTHERS, False
+
+
+def _notify(context: Context, records: Records, dropped: Sequence[str], link: bytes) -> None:
+    """Tell of the group, and of its verdicts as far as they have room in the notification."""
+    database, position = context.synced.database, context.position
+    verdicts = (notified.Verdict(r.batch_id, r.payload_sha256, r.principal, r.verdict) for r in records.batches)
+    verdicts_of = partial(notified.seal_verdicts, database.seal_key, database.id, position, link, verdicts)
+    traceparent = current_traceparent() or ""
+    store.notify_group(context.conn, database.id, position, [*records.decided, *dropped], traceparent, verdicts_of)
 
 
 def _group_row(

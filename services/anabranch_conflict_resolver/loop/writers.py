@@ -9,10 +9,10 @@ from threading import Lock
 import structlog
 
 from anabranch.runtime import metrics
-from anabranch.store.catalog.own_writer import own_writer, role_of
-from anabranch.store.catalog.retired_writers import drop_retired
-from anabranch.store.catalog.writer_judged import JudgedRole, judge, lacking
 from anabranch.store.session.engine import Session
+from anabranch.store.writers.judged import JudgedRole, judge, lacking
+from anabranch.store.writers.own_writer import own_writer, role_of
+from anabranch.store.writers.retired import drop_retired
 
 _log = structlog.get_logger()
 _AGAIN_S = 30.0

@@ -11,7 +11,6 @@ from alembic import command
 from anabranch.store import migrate
 from anabranch.store.audiences.set_expression import set_audience
 from anabranch.store.capture.triggers import trigger_faults
-from anabranch.store.catalog import writer
 from anabranch.store.catalog.databases import Database, load_database
 from anabranch.store.catalog.drift import drift, stopped_tables
 from anabranch.store.catalog.former_tables import all_former
@@ -22,9 +21,10 @@ from anabranch.store.catalog.registration import add_table, create_database, rem
 from anabranch.store.catalog.set_policy import set_table_policy
 from anabranch.store.catalog.status import read_status
 from anabranch.store.catalog.unsynced import look
-from anabranch.store.catalog.writer_judged import lacking
 from anabranch.store.session.engine import Session, connect
 from anabranch.store.session.steps import run
+from anabranch.store.writers import writer
+from anabranch.store.writers.judged import lacking
 from anabranch.testkit.renaming import Names, rename
 from anabranch.values import Table
 

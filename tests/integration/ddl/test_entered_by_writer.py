@@ -8,7 +8,6 @@ from urllib.parse import urlsplit
 import psycopg
 import pytest
 
-from anabranch.store.catalog import our_rights, writer
 from anabranch.store.catalog.databases import Database, load_without_key
 from anabranch.store.catalog.drift import drift
 from anabranch.store.ddl.changes import changes_of
@@ -16,6 +15,7 @@ from anabranch.store.ddl.enter import Entered, enter
 from anabranch.store.ddl.markers import waiting
 from anabranch.store.ddl.notice import notice
 from anabranch.store.session.engine import Session, connect
+from anabranch.store.writers import our_rights, writer
 
 from .conftest import NAME, NOW_MS, World
 

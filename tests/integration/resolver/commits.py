@@ -11,9 +11,9 @@ from pathlib import Path
 from anabranch.clock import Clock
 from anabranch.store.capture import large
 from anabranch.store.capture.large_images import CARRIED_BYTES
-from anabranch.store.catalog.own_writer import is_superuser, own_writer
 from anabranch.store.inbox.claim import open_session, session_options
 from anabranch.store.session.engine import Session
+from anabranch.store.writers.own_writer import is_superuser, own_writer
 from anabranch_conflict_resolver.group.cache import Cache
 from anabranch_conflict_resolver.group.commit import commit_group
 from anabranch_conflict_resolver.group.outcome import GroupLimits

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from anabranch.store.catalog import writer
 from anabranch.store.group.denied import missing
 from anabranch.store.session.binary import Connection
+from anabranch.store.writers import writer
 from anabranch.testkit.resolver_rig import ResolverRig
 from anabranch.testkit.strangers import login
 from anabranch_conflict_resolver.blame import refusal_words

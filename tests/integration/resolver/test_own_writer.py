@@ -15,11 +15,12 @@ from tests.integration.resolver import commits
 from tests.integration.resolver.calls import decided, resolver_process
 from tests.integration.resolver.hostile import HOSTILE
 
-from anabranch.store.catalog import registration, schema_rights, writer
-from anabranch.store.catalog.own_writer import _refused, own_writer
-from anabranch.store.catalog.writer_judged import judge, lacking
+from anabranch.store.catalog import registration
 from anabranch.store.nodes import key_administration
 from anabranch.store.session.engine import UnfitSettingError, connect
+from anabranch.store.writers import schema_rights, writer
+from anabranch.store.writers.judged import judge, lacking
+from anabranch.store.writers.own_writer import _refused, own_writer
 from anabranch.testkit.databases import drop_database
 from anabranch.testkit.resolver_rig import ResolverRig
 from anabranch.testkit.strangers import login

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from anabranch.store.catalog import writer
+from anabranch.store.writers import writer
 from anabranch.testkit.resolver_rig import ResolverRig
 
 # Classes 22, 23, 42, 44, 54 and P0, and those that Postgres does not have, are the application's at once. The rest may

@@ -17,12 +17,13 @@ from typer.testing import CliRunner
 
 from anabranch.cli.app import app
 from anabranch.runtime import metrics
-from anabranch.store.catalog import registration, writer
-from anabranch.store.catalog.writer_judged import lacking
+from anabranch.store.catalog import registration
 from anabranch.store.inbox.claim import end_session, silent_claims
 from anabranch.store.nodes import key_administration
 from anabranch.store.session.engine import connect
 from anabranch.store.session.own_locks import wait_for_claim
+from anabranch.store.writers import writer
+from anabranch.store.writers.judged import lacking
 from anabranch.testkit.resolver_rig import ResolverRig
 from anabranch.testkit.strangers import login
 from anabranch.testkit.waiting import until

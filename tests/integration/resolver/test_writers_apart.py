@@ -17,13 +17,14 @@ from typer.testing import CliRunner
 from anabranch.cli.app import app
 from anabranch.runtime import metrics
 from anabranch.store.audiences.set_rules import set_audience_rules
-from anabranch.store.catalog import registration, writer
+from anabranch.store.catalog import registration
 from anabranch.store.catalog.databases import UnknownDatabaseError
-from anabranch.store.catalog.own_writer import own_writer
-from anabranch.store.catalog.retired_writers import drop_retired
-from anabranch.store.catalog.writer_judged import judge
 from anabranch.store.inbox.claim import session_options
 from anabranch.store.nodes import key_administration
+from anabranch.store.writers import writer
+from anabranch.store.writers.judged import judge
+from anabranch.store.writers.own_writer import own_writer
+from anabranch.store.writers.retired import drop_retired
 from anabranch.testkit.resolver_rig import ResolverRig
 from anabranch.testkit.strangers import login
 from anabranch.testkit.waiting import until

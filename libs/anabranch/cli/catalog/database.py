@@ -14,14 +14,14 @@ from anabranch.cli.installation import DataDir, PostgresUrl, find_postgres
 from anabranch.cli.lines import columns, listing, paragraph, show
 from anabranch.cli.printable import printable, say
 from anabranch.store import migrate as migrations
-from anabranch.store.catalog import writer
 from anabranch.store.catalog.databases import Database, load_database, load_databases
 from anabranch.store.catalog.drift import Drift, drift
-from anabranch.store.catalog.own_writer import make_own
 from anabranch.store.catalog.registration import create_database
 from anabranch.store.session.engine import Session
 from anabranch.store.session.errors import PostgresError
 from anabranch.store.session.told import told
+from anabranch.store.writers import writer
+from anabranch.store.writers.own_writer import make_own
 
 app = typer.Typer(no_args_is_help=True, help="Create and list databases: units of sync.")
 Name = Annotated[str, typer.Argument(help="The database's name.", show_default=False)]

@@ -108,8 +108,6 @@ def rebase(
     now: list[Base] = []
     changed = {key: patch[4] for key, patch in patches.items()}
     old, new = list[Base](), list[Base]()
-    same = table.codec.same
-    writes, deletes = list[tuple[Any, ...]](), list[tuple[Any, ...]]()
     kept: list[tuple[str, Base]] = []
     dropped = list[str]()
     lacking: list[tuple[str, frozenset[str] | None]] = []
@@ -131,10 +129,26 @@ def rebase(
             if key in bases:
                 dropped.append(key)
             now.append(new_base)
+    _show_changed(tx, table, keys, shown_rows, now, origin)
+    _keep(tx, table, kept, dropped)
+    sum_up(tx, table, changed, old, new)
+    return _missing(tx, table, lacking)
+
+
+def _show_changed(
+    tx: Tx,
+    table: DeviceTable,
+    keys: Mapping[str, tuple[Any, ...]],
+    shown: Mapping[str, tuple[Any, ...]],
+    now: Sequence[Base],
+    origin: Origin,
+) -> None:
+    """Show the rows of ``now``, one for each of ``keys``, where they are not as ``shown``, and tell of them."""
+    writes, deletes = list[tuple[Any, ...]](), list[tuple[Any, ...]]()
     stored = iter(table.codec.store_rows([row for row in now if row is not None]))
     for (key, stored_key), new_shown in zip(keys.items(), now, strict=True):
-        old_stored, new_stored = shown_rows.get(key), None if new_shown is None else next(stored)
-        if same(old_stored, new_stored):
+        old_stored, new_stored = shown.get(key), None if new_shown is None else next(stored)
+        if table.codec.same(old_stored, new_stored):
             continue
         if new_stored is None:
             deletes.append(stored_key)
@@ -142,9 +156,6 @@ def rebase(
             writes.append(new_stored)
         tell(tx, table, old_stored, new_stored, origin)
     _show(tx, table, writes, deletes)
-    _keep(tx, table, kept, dropped)
-    sum_up(tx, table, changed, old, new)
-    return _missing(tx, table, lacking)
 
 
 def _missing(tx: Tx, table: DeviceTable, lacking: Sequence[tuple[str, frozenset[str] | None]]) -> list[str]:

@@ -17,12 +17,12 @@ from anabranch.store.audiences.acting import why_not_acted_as
 from anabranch.store.audiences.evaluated import EvaluationError, evaluate_anew
 from anabranch.store.audiences.query_judging import judge_query
 from anabranch.store.audiences.rules import AudienceRules, Membership, SetRules, rules_to_json
-from anabranch.store.catalog import writer
 from anabranch.store.catalog.databases import Database
 from anabranch.store.catalog.judging import RegistrationError, find_database, refuse
 from anabranch.store.catalog.refusals import Refused, TableRefusal
 from anabranch.store.catalog.registration import RegistrationLimits, limit, tell
 from anabranch.store.session.own_locks import wait_for_claim
+from anabranch.store.writers import writer
 
 Connection = psycopg.Connection[Any]
 

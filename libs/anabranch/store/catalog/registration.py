@@ -29,7 +29,7 @@ from ulid import ULID
 from anabranch.store.audiences.evaluated import EvaluationError, evaluate_anew
 from anabranch.store.audiences.rules import rules_from_json
 from anabranch.store.capture import triggers
-from anabranch.store.catalog import former_tables, writer
+from anabranch.store.catalog import former_tables
 from anabranch.store.catalog.databases import Database, columns_to_json, former_columns_to_json, load_database
 from anabranch.store.catalog.judging import (
     Judged,
@@ -41,12 +41,13 @@ from anabranch.store.catalog.judging import (
 )
 from anabranch.store.catalog.policy import PolicyError, database_policy
 from anabranch.store.catalog.refusals import TableRefusal, name_clashes
-from anabranch.store.catalog.schema_rights import is_reserved
 from anabranch.store.catalog.sums import RowSums, scan_sums, sum_to_bytes
 from anabranch.store.ddl.install import install
 from anabranch.store.session.channels import CATALOG_CHANNEL
 from anabranch.store.session.errors import violated
 from anabranch.store.session.own_locks import MAKE_CLAIMS, wait_for_claim
+from anabranch.store.writers import writer
+from anabranch.store.writers.schema_rights import is_reserved
 from anabranch.values import Table
 
 Connection = psycopg.Connection[Any]

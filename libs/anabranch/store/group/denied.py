@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import LiteralString, NamedTuple
 
-from anabranch.store.catalog.schema_rights import SCHEMA_RIGHTS, SEQUENCE_RIGHTS, TABLE_RIGHTS, is_reserved
 from anabranch.store.cells.binary_cells import quote
 from anabranch.store.session.binary import Connection, run
+from anabranch.store.writers.schema_rights import SCHEMA_RIGHTS, SEQUENCE_RIGHTS, TABLE_RIGHTS, is_reserved
 from anabranch.values.postgres_binary import text
 
 _RELATIONS = {

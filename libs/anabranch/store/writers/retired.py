@@ -11,9 +11,9 @@ from typing import Any, LiteralString, NamedTuple
 
 import psycopg
 
-from anabranch.store.catalog.writer_names import OWN_DATABASE, SHARED_NAME
 from anabranch.store.cells.binary_cells import quote
 from anabranch.store.session.engine import connect
+from anabranch.store.writers.names import OWN_DATABASE, SHARED_NAME
 
 _RETIRED: LiteralString = f"""
 select r.rolname::text, exists (

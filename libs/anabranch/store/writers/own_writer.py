@@ -14,12 +14,12 @@ from typing import Any, LiteralString, NamedTuple
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from anabranch.store.catalog import writer
 from anabranch.store.catalog.databases import UnknownDatabaseError
-from anabranch.store.catalog.writer_names import OWN_NAME
 from anabranch.store.cells.binary_cells import quote
 from anabranch.store.session.engine import UnfitSettingError, connect
 from anabranch.store.session.settings import LATER
+from anabranch.store.writers import writer
+from anabranch.store.writers.names import OWN_NAME
 
 Connection = psycopg.Connection[Any]
 

@@ -9,7 +9,7 @@ databases, or, by its name (``own_name``), of one. It has the rights to all tabl
 databases (``schema_rights``), so that triggers may write to tables beside the synced ones, and to the sequences
 elsewhere that synced tables take numbers from; registration gives them anew (``welcome``, ``admit``). Who may do so is
 the owner of all of these, or a superuser; whatever the session's role does not own is left as it is, and
-``writer_judged.lacking`` tells of it.
+``judged.lacking`` tells of it.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from typing import Any, LiteralString
 
 import psycopg
 
-from anabranch.store.catalog import our_rights
-from anabranch.store.catalog.schema_rights import grant_schema, grant_sequences, grant_table, pass_on
-from anabranch.store.catalog.writer_judged import judge
-from anabranch.store.catalog.writer_names import OWN_DATABASE
 from anabranch.store.cells.binary_cells import quote
 from anabranch.store.revisions import VERSION_TABLE
+from anabranch.store.writers import our_rights
+from anabranch.store.writers.judged import judge
+from anabranch.store.writers.names import OWN_DATABASE
+from anabranch.store.writers.schema_rights import grant_schema, grant_sequences, grant_table, pass_on
 
 Connection = psycopg.Connection[Any]
 

@@ -6,7 +6,7 @@ from typing import Any, LiteralString, NamedTuple
 
 import psycopg
 
-from anabranch.store.catalog.writer_names import OWN_DATABASE
+from anabranch.store.writers.names import OWN_DATABASE
 
 Connection = psycopg.Connection[Any]
 

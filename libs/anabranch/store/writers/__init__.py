@@ -1,0 +1,1 @@
+"""The roles as which groups are committed, and what they may do."""
