@@ -4,8 +4,8 @@
 PYTHON ?= python3
 VENV := .venv/bin
 PYTEST_FLAGS ?= -n 2 --dist loadgroup
-# Many of the slow ones wait for an outage or a process: one more of them at a time.
-SLOW_FLAGS ?= -n 3 --dist loadgroup
+# Many of the long ones wait for an outage to pass: one more of them at a time.
+LONG_FLAGS ?= -n 3 --dist loadgroup
 DEMO_FLAGS ?=
 CLUSTER_FLAGS ?=
 CLUSTER_TESTS = $(addprefix tests/cluster/,accepted.py accounts.py lifecycle.py changed.py drained.py)
@@ -40,10 +40,10 @@ test: setup helm classes ## the quick tests; ends with a list of what was not ru
 	@$(VENV)/python -m pytest $(PYTEST_FLAGS) tests
 
 test-slow: setup helm classes ## tests of more than a second: services, faults, outages, Spark, benches
-	@$(VENV)/python -m pytest $(SLOW_FLAGS) --only-slow --durations=10 tests
+	@$(VENV)/python -m pytest $(PYTEST_FLAGS) --only-slow --durations=10 tests
 
 test-long: setup helm classes ## tests of minutes: whole runs of Spark, many rows, two minutes without Postgres, images
-	@$(VENV)/python -m pytest $(SLOW_FLAGS) $(if $(UNTIL),--until $(UNTIL)) --only-long --durations=10 tests
+	@$(VENV)/python -m pytest $(LONG_FLAGS) $(if $(UNTIL),--until $(UNTIL)) --only-long --durations=10 tests
 
 test-postgres: setup ## what depends on Postgres's version, on the embedded 16; other servers: ANABRANCH_POSTGRES_URL
 	@ANABRANCH_POSTGRES_MAJOR=$(MAJOR) $(VENV)/python -m pytest $(PYTEST_FLAGS) tests/integration tests/e2e

@@ -89,7 +89,8 @@ class VerdictWriter:
         worked = False
         for (database_id,) in conn.execute("select id from anabranch.databases").fetchall():
             taken = conn.execute(TAKE, (database_id, self._most)).fetchall()
-            if taken:
+            # Looked at once more: what came after it was paused stays undecided.
+            if taken and not self.paused.is_set():
                 self._decide(conn, database_id, taken)
                 worked = True
         conn.commit()

@@ -13,7 +13,7 @@ import pytest
 from tests.notes import notes_url
 
 from anabranch import limits
-from anabranch.client import State, SyncedDb
+from anabranch.client import CallFailed, State, SyncedDb
 from anabranch.client.remote import RemoteDb
 from anabranch.store.session.engine import connect
 from anabranch.testkit.databases import TestDatabases
@@ -21,6 +21,7 @@ from anabranch.testkit.echo import revoke_key
 from anabranch.testkit.gate import Gate
 from anabranch.testkit.stack import Stack
 from anabranch.testkit.waiting import until
+from anabranch.v1 import ingest_pb2
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("live-sends")]
 NOTICED_S = (limits.DEVICE_PING_AFTER_MS + limits.PING_ANSWER_MS) / 1000 + 8.0
@@ -134,10 +135,21 @@ def test_a_revoked_key_stops_the_messages_and_keeps_the_queue(desk: Desk) -> Non
     desk.write(5)
     revoke_key(desk.stack.database_url, desk.key)
     until(lambda: "unauthenticated" in desk.kinds())
+    # That was snapshot; ingest hears of it within the same second.
+    until(lambda: is_refused(desk))
     desk.write(3, wait=False)
     time.sleep(1.5)
     assert desk.device.status().unsent == 3
     assert desk.sql("select count(*) from public.note") == [(5,)]
+
+
+def is_refused(desk: Desk) -> bool:
+    """Whether ingest judges the device's key to be none."""
+    try:
+        desk.remote.send(ingest_pb2.SendRequest(db_name="notes"), 5.0)
+    except CallFailed as error:
+        return error.code == "UNAUTHENTICATED"
+    return False
 
 
 @pytest.mark.timeout(180)

@@ -116,7 +116,8 @@ class LiveSends:
         except (queue.Empty, CallFailed) as error:
             if isinstance(error, CallFailed) and (begun or error.reason not in ("", "OVERLOADED")):
                 raise
-            self._suspect = True
+            # A server that is stopped ends a stream that has served in good order.
+            self._suspect = not (begun and self._stream is not None and self._stream.over)
         finally:
             self._answered_s = time.monotonic()
             if not done:
