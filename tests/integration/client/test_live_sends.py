@@ -138,7 +138,8 @@ def test_a_revoked_key_stops_the_messages_and_keeps_the_queue(desk: Desk) -> Non
     # That was snapshot; ingest hears of it within the same second.
     until(lambda: is_refused(desk))
     desk.write(3, wait=False)
-    time.sleep(1.5)
+    with pytest.raises(CallFailed):
+        desk.device.flush(10)
     assert desk.device.status().unsent == 3
     assert desk.sql("select count(*) from public.note") == [(5,)]
 

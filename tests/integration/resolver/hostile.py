@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-HOSTILE = """
+_ON_TODO = """
+create trigger steal after insert on app.todo for each row execute function app.steal();
+create constraint trigger later after insert on app.todo deferrable initially deferred
+    for each row execute function app.steal();
+"""
+HOSTILE = (
+    """
 create table app.loot (what text, got text);
 grant insert on app.loot to public;
 create function app.steal() returns trigger language plpgsql as $$
@@ -38,13 +44,13 @@ begin
     end loop;
     return null;
 end $$;
-create trigger steal after insert on app.todo for each row execute function app.steal();
-create constraint trigger later after insert on app.todo deferrable initially deferred
-    for each row execute function app.steal();
 """
+    + _ON_TODO
+)
 """Of table ``app.todo``; it notes in ``app.loot`` what it got."""
 
-ACROSS = """
+ACROSS = (
+    """
 create table app.loot (what text, got text);
 grant insert on app.loot to public;
 create table app.beside (id serial primary key, what text);
@@ -97,9 +103,8 @@ begin
     end loop;
     return null;
 end $$;
-create trigger steal after insert on app.todo for each row execute function app.steal();
-create constraint trigger later after insert on app.todo deferrable initially deferred
-    for each row execute function app.steal();
 """
+    + _ON_TODO
+)
 """Of table ``app.todo``, against another database in schema ``other`` with a table ``todo`` and a sequence ``numbers``;
 it notes in ``app.loot`` what it got."""
