@@ -89,8 +89,11 @@ class VerdictWriter:
         worked = False
         for (database_id,) in conn.execute("select id from anabranch.databases").fetchall():
             taken = conn.execute(TAKE, (database_id, self._most)).fetchall()
-            # Looked at once more: what came after it was paused stays undecided.
-            if taken and not self.paused.is_set():
+            if taken and self.paused.is_set():
+                # It was paused meanwhile: they wait as before.
+                conn.rollback()
+                return worked
+            if taken:
                 self._decide(conn, database_id, taken)
                 worked = True
         conn.commit()

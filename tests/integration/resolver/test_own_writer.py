@@ -24,6 +24,7 @@ from anabranch.store.writers.own_writer import _refused, own_writer
 from anabranch.testkit.databases import drop_database
 from anabranch.testkit.resolver_rig import ResolverRig
 from anabranch.testkit.strangers import login
+from anabranch.testkit.waiting import until
 from anabranch.v1 import errors_pb2
 from anabranch_conflict_resolver.config import ResolverSettings
 from anabranch_conflict_resolver.loop.seal_keys import SealKeys
@@ -266,6 +267,27 @@ def test_of_several_that_start_at_one_moment_all_have_it(rig: ResolverRig) -> No
         made = list(pool.map(lambda _: own(rig), range(6)))
     assert None not in made
     assert len(set(made)) == 1
+
+
+def test_an_application_that_alters_a_table_meanwhile_fails_at_nothing(
+    rig: ResolverRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of CREATE TRIGGER and GRANT at one moment one fails in Postgres."""
+    monkeypatch.setattr(schema_rights, "_LOCK_LIMIT", "set local lock_timeout = '60s'")
+    rig.sql("create table app.plain (id text primary key)")
+    waits = "select count(*) from pg_locks where not granted and relation = 'app.plain'::regclass"
+    with ThreadPoolExecutor(1) as pool, psycopg.connect(rig.url) as app:
+        app.execute(
+            "create trigger same before update on app.plain for each row"
+            " execute function suppress_redundant_updates_trigger()"
+        )
+        made = pool.submit(own, rig)
+        until(lambda: rig.sql(waits) == [(1,)], beside=made)
+        app.commit()
+        url = made.result(60)
+    assert url is not None
+    with connect(url, application_name="test") as conn:
+        conn.execute("insert into app.plain values ('1')")
 
 
 def test_a_new_password_of_the_superuser_is_one_of_the_writer(rig: ResolverRig, superuser: str) -> None:

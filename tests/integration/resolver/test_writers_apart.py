@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from anabranch.store.catalog import registration
 from anabranch.store.catalog.databases import UnknownDatabaseError
 from anabranch.store.inbox.claim import session_options
 from anabranch.store.nodes import key_administration
-from anabranch.store.writers import writer
+from anabranch.store.writers import our_rights, writer
 from anabranch.store.writers.judged import judge
 from anabranch.store.writers.own_writer import own_writer
 from anabranch.store.writers.retired import drop_retired
@@ -254,6 +255,20 @@ def test_the_writer_of_an_older_release_is_dropped(pair: tuple[ResolverRig, Reso
     assert not has(rig, older)
     assert writer.writers(rig.conn) == sorted([role_of(rig), role_of(other)])
     assert drop_retired(rig.url) == ([], [])
+
+
+def test_a_retired_writer_is_dropped_behind_who_gives_rights(pair: tuple[ResolverRig, ResolverRig], older: str) -> None:
+    """Both change the rights to our tables; at one moment one of them would fail."""
+    rig, _ = pair
+    role = role_of(rig)
+    waits = "select count(*) from pg_locks where not granted and locktype <> 'transactionid'"
+    with ThreadPoolExecutor(1) as pool, rig.session() as making:
+        writer.alone(making, rig.database.id)
+        our_rights.grant_ours(making, role)
+        dropping = pool.submit(drop_retired, rig.url)
+        until(lambda: rig.sql(waits) == [(1,)], beside=dropping)
+        making.commit()
+        assert dropping.result(60).dropped == [older]
 
 
 def test_what_a_retired_writer_owns_is_not_dropped(pair: tuple[ResolverRig, ResolverRig], older: str) -> None:

@@ -246,15 +246,19 @@ def test_an_interrupted_wait_ends_the_statement_and_the_session(
     class Interrupted(BaseException):
         pass
 
-    def interrupt(_: Any) -> int:
-        raise Interrupted
-
     pid = direct.info.backend_pid
-    monkeypatch.setattr(direct, "await_server", interrupt)
-    with pytest.raises(Interrupted):
-        run(direct, b"select pg_sleep($1::int8)", [int8(60)])
-    assert direct.closed
     with connect(database_url, application_name="test", autocommit=True) as other:
+
+        def interrupt(_: Any) -> int:
+            # Postgres ignores the cancellation of a statement that it has not begun with.
+            asleep = "select count(*) from pg_stat_activity where pid = %s and wait_event = 'PgSleep'"
+            until(lambda: other.execute(asleep, (pid,)).fetchone() == (1,), why="the statement sleeps")
+            raise Interrupted
+
+        monkeypatch.setattr(direct, "await_server", interrupt)
+        with pytest.raises(Interrupted):
+            run(direct, b"select pg_sleep($1::int8)", [int8(60)])
+        assert direct.closed
         alive = "select count(*) from pg_stat_activity where pid = %s"
         until(lambda: other.execute(alive, (pid,)).fetchone() == (0,), why="the session has ended")
 

@@ -145,7 +145,7 @@ def _make(conn: Connection, database_id: int, role: str, password: str) -> None:
         for name, database in _unset(conn, role):
             where = f"{quote(role)} in database {quote(database)}"
             conn.execute(f"alter role {where} set {name} = '{LATER[name].value}'".encode())
-        writer.make(conn, role)
+    writer.make(conn, role)
 
 
 def _unset(conn: Connection, role: str) -> list[tuple[str, str]]:

@@ -13,6 +13,7 @@ import psycopg
 
 from anabranch.store.cells.binary_cells import quote
 from anabranch.store.session.engine import connect
+from anabranch.store.writers import writer
 from anabranch.store.writers.names import OWN_DATABASE, SHARED_NAME
 
 _RETIRED: LiteralString = f"""
@@ -53,14 +54,17 @@ def drop_retired(url: str) -> Retired:
 
 
 def _drop(conn: psycopg.Connection[Any], role: str) -> bool:
-    """False where it has rights in another Postgres database, or another process drops it at this moment."""
+    """False where it has rights in another Postgres database, a registration takes long, or another process, of an
+    older release, drops it at this moment."""
     try:
         with conn.transaction():
+            # Its rights are taken from the tables to which others may be given some.
+            writer.alone(conn, None)
             if (role, False) not in conn.execute(_RETIRED).fetchall():
                 return False
             # It owns nothing: its rights go.
             conn.execute(f"drop owned by {quote(role)}".encode())
             conn.execute(f"drop role {quote(role)}".encode())
-    except (psycopg.errors.DependentObjectsStillExist, psycopg.errors.UndefinedObject, psycopg.errors.InternalError_):
+    except (psycopg.errors.DependentObjectsStillExist, psycopg.errors.LockNotAvailable, psycopg.errors.UndefinedObject):
         return False
     return True

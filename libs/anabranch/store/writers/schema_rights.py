@@ -7,7 +7,7 @@ the rights where their maker owns a table of the schema, or the schema, by then 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, LiteralString
 
 import psycopg
@@ -21,8 +21,14 @@ TABLE_RIGHTS = "select, insert, update, delete, truncate"
 SEQUENCE_RIGHTS = "usage, select"
 SCHEMA_RIGHTS = "usage"
 
+_LOCKED_AT_ONCE = 100
+"""A server of default settings has room for 6,400 locks."""
+_LOCK_LIMIT: LiteralString = "set local lock_timeout = '1s'"
+_LOCKABLE = ("r", "p")
+_HELD_OR_GONE = (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected, psycopg.errors.UndefinedTable)
+
 _MISSING: LiteralString = """
-select c.relkind = 'S', c.relname::text
+select c.relkind::text, c.relname::text
 from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
 where n.nspname = %(schema)s and c.relkind in ('r', 'p', 'v', 'm', 'f', 'S') and c.relpersistence <> 't'
   and pg_catalog.pg_has_role(c.relowner, 'USAGE') and not case c.relkind
@@ -96,11 +102,38 @@ def grant_schema(conn: Connection, schema_name: str, role: str) -> None:
     _grant_usage(conn, schema_name, role)
     tables: list[str] = []
     sequences: list[str] = []
-    for is_sequence, name in conn.execute(_MISSING, {"schema": schema_name, "role": role}).fetchall():
-        (sequences if is_sequence else tables).append(f"{quote(schema_name)}.{quote(name)}")
+    for kind, name in conn.execute(_MISSING, {"schema": schema_name, "role": role}).fetchall():
+        (sequences if kind == "S" else tables).append(f"{quote(schema_name)}.{quote(name)}")
     _grant(conn, f"{TABLE_RIGHTS} on table", tables, role)
     _grant(conn, f"{SEQUENCE_RIGHTS} on sequence", sequences, role)
     pass_on(conn, schema_name, role)
+
+
+def lacking_tables(conn: Connection, schema_name: str, role: str) -> Iterator[list[str]]:
+    """The tables of a schema to which a role lacks rights, quoted, as many at a time as are to be locked at once. Raises
+    psycopg.Error."""
+    missing = conn.execute(_MISSING, {"schema": schema_name, "role": role}).fetchall()
+    tables = [f"{quote(schema_name)}.{quote(name)}" for kind, name in missing if kind in _LOCKABLE]
+    for start in range(0, len(tables), _LOCKED_AT_ONCE):
+        yield tables[start : start + _LOCKED_AT_ONCE]
+
+
+def grant_locked(conn: Connection, tables: Sequence[str], role: str) -> None:
+    """Give a role the rights to some tables, with these locked, and so behind an application that alters one: GRANT
+    takes no lock, and where CREATE TRIGGER or ALTER TABLE runs beside it, one of both fails. Where one of them stays
+    locked, or is gone, no rights are given.
+
+    Raises:
+        psycopg.Error: Postgres refused a statement.
+    """
+    try:
+        with conn.transaction():
+            conn.execute(_LOCK_LIMIT)
+            # As a statement that writes: no DDL begins beside it, and nothing else waits for it.
+            _run(conn, f"lock table only {', only '.join(tables)} in row exclusive mode")
+            _grant(conn, f"{TABLE_RIGHTS} on table", tables, role)
+    except _HELD_OR_GONE:
+        return
 
 
 def grant_table(conn: Connection, schema_name: str, table: str, role: str) -> None:

@@ -24,7 +24,14 @@ from anabranch.store.revisions import VERSION_TABLE
 from anabranch.store.writers import our_rights
 from anabranch.store.writers.judged import judge
 from anabranch.store.writers.names import OWN_DATABASE
-from anabranch.store.writers.schema_rights import grant_schema, grant_sequences, grant_table, pass_on
+from anabranch.store.writers.schema_rights import (
+    grant_locked,
+    grant_schema,
+    grant_sequences,
+    grant_table,
+    lacking_tables,
+    pass_on,
+)
 
 Connection = psycopg.Connection[Any]
 
@@ -83,9 +90,15 @@ def make(conn: Connection, role: str, further: Sequence[str] = ()) -> list[str]:
         psycopg.errors.UndefinedObject: there is no such role.
         psycopg.Error: the rights can't be given.
     """
+    found = conn.execute(_OF, {"role": role}).fetchone()
+    own = found[0] if found is not None else None
+    # What makes it a writer comes last, so that a session that ends on the way leaves one that is not complete.
+    for schema_name in [name for name, _ in conn.execute(_SCHEMAS, {"own": own}).fetchall()]:
+        for tables in lacking_tables(conn, schema_name, role):
+            with conn.transaction():
+                conn.execute(_GRANTING)
+                grant_locked(conn, tables, role)
     with conn.transaction():
-        found = conn.execute(_OF, {"role": role}).fetchone()
-        own = found[0] if found is not None else None
         alone(conn, own)
         _grant_ours(conn, role, own)
         for schema_name, synced in conn.execute(_SCHEMAS, {"own": own}).fetchall():
