@@ -110,8 +110,11 @@ def grant_schema(conn: Connection, schema_name: str, role: str) -> None:
 
 
 def lacking_tables(conn: Connection, schema_name: str, role: str) -> Iterator[list[str]]:
-    """The tables of a schema to which a role lacks rights, quoted, as many at a time as are to be locked at once. Raises
-    psycopg.Error."""
+    """The tables of a schema to which a role lacks rights, quoted, as many at a time as are to be locked at once.
+
+    Raises:
+        psycopg.Error: Postgres refused a statement.
+    """
     missing = conn.execute(_MISSING, {"schema": schema_name, "role": role}).fetchall()
     tables = [f"{quote(schema_name)}.{quote(name)}" for kind, name in missing if kind in _LOCKABLE]
     for start in range(0, len(tables), _LOCKED_AT_ONCE):
