@@ -26,6 +26,7 @@ from anabranch_compactor.altered import AlteredWhileReadError
 from anabranch_compactor.compact import Options, compact
 from anabranch_compactor.config import CompactorSettings
 from anabranch_compactor.files.lake_files import RootError
+from anabranch_compactor.files.moved import LakeMovedError
 from anabranch_compactor.plan import PlanError
 from anabranch_compactor.prove import ProofError
 from anabranch_compactor.spark import failure
@@ -45,6 +46,7 @@ REASONS: dict[type[Exception], str] = {
     UnknownDatabaseError: "UNKNOWN_DATABASE",
     PlanError: "LOG_CUT",
     RootError: "NO_ROOT",
+    LakeMovedError: "LAKE_MOVED",
     ProofError: "PROOF_FAILED",
     AlteredWhileReadError: "ALTERED_WHILE_READ",
     NotPublishedError: "NOT_PUBLISHED",
@@ -91,7 +93,7 @@ def run(sessions: Sessions) -> bool:
             for name in names:
                 try:
                     outcome = compact(spark, name, options)
-                except (PlanError, ProofError, AlteredWhileReadError, NotPublishedError) as error:
+                except (PlanError, LakeMovedError, ProofError, AlteredWhileReadError, NotPublishedError) as error:
                     # It is one database's: the others have theirs compacted.
                     _print_failure(error)
                     failed = True

@@ -33,7 +33,8 @@ from anabranch.store.session.engine import connect
 from anabranch_compactor.altered import require_unaltered
 from anabranch_compactor.base import base_sum, first_base, live_sums, replaced_sums, require_gone, with_delta
 from anabranch_compactor.files.lake_files import LakeFiles
-from anabranch_compactor.files.orphans import needed, remove_orphans
+from anabranch_compactor.files.moved import require_moved
+from anabranch_compactor.files.orphans import named, needed, remove_orphans
 from anabranch_compactor.files.written import Parts
 from anabranch_compactor.merge import merged
 from anabranch_compactor.plan import FormerPlan, Plan, TablePlan, planned
@@ -91,6 +92,7 @@ def compact(spark: Callable[[], SparkSession], db_name: str, options: Options) -
         UnknownDatabaseError: there is no such database.
         PlanError: the log can't be compacted as it is.
         RootError: there can be no files below the root.
+        LakeMovedError: earlier runs had another root, and their files are not below this one.
         ProofError: the written files are not what the log says.
         AlteredWhileReadError: a type was altered while rows of its table were read.
         NotPublishedError: another run was published meanwhile.
@@ -99,8 +101,11 @@ def compact(spark: Callable[[], SparkSession], db_name: str, options: Options) -
         with planned(options.url, db_name) as plan:
             whole.set_attribute("anabranch.database", db_name)
             options.say(step="planned", database=db_name, changes=plan.changes, tables=len(plan.tables))
-            files = LakeFiles(lake_folder(options.root, plan))
+            folder = lake_folder(options.root, plan)
+            files = LakeFiles(folder)
             files.prepare()
+            if plan.last is not None and plan.last_root != options.root:
+                require_moved(files, set(named(to_json(plan.last))), lake_folder(plan.last_root, plan), folder)
             if plan.last is not None:
                 files.put(manifest_path(plan.last.run_id), _text(plan.last))
             if plan.idle:

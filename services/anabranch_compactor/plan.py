@@ -67,8 +67,9 @@ class FormerPlan:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The stretch (``after``, ``upto``], cut at ``cuts``. ``last``: the manifest before, None for the first run.
-    ``former``: in the order of their registrations. ``earlier``: by table, the registrations that had ended before."""
+    """The stretch (``after``, ``upto``], cut at ``cuts``. ``last``: the manifest before, None for the first run;
+    ``last_root``: the root of its files. ``former``: in the order of their registrations. ``earlier``: by table, the
+    registrations that had ended before."""
 
     database: Database
     after: int
@@ -79,6 +80,7 @@ class Plan:
     snapshot: str
     former: tuple[FormerPlan, ...] = ()
     earlier: Mapping[str, Sequence[EndedRegistration]] = field(default_factory=dict)
+    last_root: str = ""
 
     @property
     def changes(self) -> int:
@@ -149,7 +151,7 @@ def planned(url: str, db_name: str) -> Iterator[Plan]:
     with connect(url, application_name="anabranch-compactor", autocommit=True, options=_OPTIONS) as conn:
         # Which tables get their first base is looked at beforehand, because their locks go before the moment.
         database = load_database(conn, db_name)
-        lacking = _to_pull(conn, database, _last_manifest(conn, database))
+        lacking = _to_pull(conn, database, _last(conn, database)[0])
         store.begin_moment(conn)
         store.lock_rows(conn, database.schema_name, [database.tables[name].sql_name for name in lacking])
         with span("plan"):
@@ -180,16 +182,17 @@ def _without_base(database: Database, last: Manifest | None) -> list[str]:
     ]
 
 
-def _last_manifest(conn: Session, database: Database) -> Manifest | None:
+def _last(conn: Session, database: Database) -> tuple[Manifest | None, str]:
+    """The manifest that was published last, and its root."""
     published = store.last_published(conn, database.id, database.epoch)
-    return None if published is None else from_json(published.manifest)
+    return (None, "") if published is None else (from_json(published.manifest), published.root)
 
 
 def _plan(conn: Session, db_name: str, locked: Sequence[str]) -> Plan:
     snapshot = store.export_snapshot(conn)
     database = load_database(conn, db_name)
     number = database.id
-    last = _last_manifest(conn, database)
+    last, last_root = _last(conn, database)
     after = database.floor_ms if last is None else last.to_position
     if database.floor_ms > after:
         raise PlanError(
@@ -222,7 +225,7 @@ def _plan(conn: Session, db_name: str, locked: Sequence[str]) -> Plan:
         tables[name] = TablePlan(shape, log, lost, sums[table.id], extent, taken_back, resummed)
     cuts = store.read_cuts(conn, number, after, upto, CHANGES_PER_READ)
     earlier = ended_registrations(conn, database, last)
-    return Plan(database, after, upto, tuple(cuts), last, tables, snapshot, tuple(former), earlier)
+    return Plan(database, after, upto, tuple(cuts), last, tables, snapshot, tuple(former), earlier, last_root)
 
 
 def _ended(conn: Session, database: Database, numbers: Collection[int]) -> list[Former]:

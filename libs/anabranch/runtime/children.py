@@ -27,6 +27,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, Protocol
 
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 10.0
@@ -47,19 +48,58 @@ class Program:
     log: Path
 
 
+class Process(Protocol):
+    """A process that was launched."""
+
+    pid: int
+    stdin: IO[bytes] | None
+
+    def await_end(self) -> None:
+        """Wait for its end, and leave it its id."""
+        ...
+
+    def wait(self) -> int:
+        """Wait for its end, and let its id go; gives the exit code, or the negative number of a signal."""
+        ...
+
+
+Launch = Callable[[Program, IO[bytes]], Process]
+"""Starts a program, whose output goes to the end of an open file. Raises OSError where it can't be started."""
+
+
+class _Popen(subprocess.Popen[bytes]):
+    def await_end(self) -> None:
+        os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+
+
+def launch(program: Program, output: IO[bytes]) -> Process:
+    """Start a program as a process of its own. Raises OSError where it can't be started."""
+    return _Popen(
+        list(program.arguments),
+        env=dict(program.environment),
+        stdin=subprocess.PIPE,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,  # Ctrl-C in a terminal is for us, who then stop it in order
+    )
+
+
 class Child:
     """One kept process. Its methods may be called from any thread.
 
     ``say`` is called with a text for people when the child died and when it was started again.
     """
 
-    def __init__(self, program: Program, *, restarts: bool, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, program: Program, *, restarts: bool, say: Callable[[str], None], launch: Launch = launch
+    ) -> None:
         self.program = program
         self.deaths = 0
         self._restarts = restarts
         self._say = say
+        self._start = launch
         self._changed = threading.Condition()
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Process | None = None
         self._keeper: threading.Thread | None = None
         self._wanted = False
 
@@ -129,21 +169,14 @@ class Child:
                     return
             turn_log(self.program.log)
 
-    def _launch(self) -> subprocess.Popen[bytes]:
+    def _launch(self) -> Process:
         log = self.program.log
         turn_log(log)
         with log.open("ab") as output:
-            self._process = subprocess.Popen(
-                list(self.program.arguments),
-                env=dict(self.program.environment),
-                stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C in a terminal is for us, who then stop it in order
-            )
+            self._process = self._start(self.program, output)
         return self._process
 
-    def _keep(self, process: subprocess.Popen[bytes]) -> None:
+    def _keep(self, process: Process) -> None:
         pause_s = FIRST_PAUSE_S
         while True:
             started = time.monotonic()
@@ -169,9 +202,9 @@ class Child:
             self._say(f"{self.program.name} was started again")
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
-    def _wait(self, process: subprocess.Popen[bytes]) -> int:
-        # Waits without reaping, so that between the end and the lock no other process can get the process id.
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    def _wait(self, process: Process) -> int:
+        # Without reaping, so that between the end and the lock no other process can get the process id.
+        process.await_end()
         with self._changed:
             status = process.wait()
             self._process = None

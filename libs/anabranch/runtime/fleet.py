@@ -9,13 +9,14 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
 
 from anabranch.errors import ServerError
 from anabranch.ports import HOST, free_port
-from anabranch.runtime.children import Child, Program
+from anabranch.runtime.children import Child, Launch, Program, launch
 from anabranch.runtime.health import PROBE_OPTIONS, becomes_ready
 
 SERVICES: Mapping[str, str] = {
@@ -39,7 +40,7 @@ class Fleet:
 
     ``ports`` are those wanted, by service name, and of ``<name>-metrics``; a service that has none gets a free one.
     ``environment`` is added for all, ``own_environment`` by name. ``resolvers``: how many conflict-resolvers
-    share the work; the second is ``conflict-resolver-2``.
+    share the work; the second is ``conflict-resolver-2``. ``launch``: starts the processes.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Fleet:
         environment: Mapping[str, str] | None = None,
         own_environment: Mapping[str, Mapping[str, str]] | None = None,
         resolvers: int = 1,
+        launch: Launch = launch,
     ) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         modules = dict(SERVICES)
@@ -80,7 +82,7 @@ class Fleet:
                 },
                 log=folder / f"{name}.log",
             )
-            self._children[name] = Child(program, restarts=restarts, say=say)
+            self._children[name] = Child(program, restarts=restarts, say=say, launch=launch)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -116,9 +118,10 @@ class Fleet:
         raise FleetError(f"{name} {what}; the end of {child.program.log}:\n{child.log_tail()}")
 
     def stop(self) -> None:
-        """Stop all, the last started first. Raises TimeoutError where one survives SIGKILL."""
-        for child in reversed(self._children.values()):
-            child.stop(STOP_PATIENCE_S)
+        """Stop all at once. Raises TimeoutError where one survives SIGKILL."""
+        with ThreadPoolExecutor(len(self._children)) as threads:
+            for stopped in [threads.submit(child.stop, STOP_PATIENCE_S) for child in self._children.values()]:
+                stopped.result()
 
 
 def _inherited() -> dict[str, str]:

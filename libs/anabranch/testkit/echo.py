@@ -19,6 +19,7 @@ from anabranch.runtime.errors import error_info
 from anabranch.runtime.health import PROBE_OPTIONS, becomes_ready
 from anabranch.store.nodes import api_keys, key_administration
 from anabranch.store.session.engine import connect
+from anabranch.testkit import preforked
 from anabranch.v1 import change_pb2, change_pb2_grpc
 
 TIMEOUT_S = 10.0
@@ -167,7 +168,7 @@ def echo_service(
         },
         log=folder / "echo.log",
     )
-    child = Child(program, restarts=False, say=print)
+    child = Child(program, restarts=False, say=print, launch=preforked.launch)
     child.start()
     try:
         yield Echo(child, address, metrics_address, database_url, credentials)

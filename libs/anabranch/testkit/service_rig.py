@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -15,6 +16,7 @@ import grpc
 from anabranch.ports import free_port
 from anabranch.runtime.children import Child, Program
 from anabranch.runtime.health import PROBE_OPTIONS, becomes_ready
+from anabranch.testkit import preforked
 from anabranch.testkit.memory_limits import MemoryWatch, chart_limits
 
 STOP_PATIENCE_S = 15.0
@@ -53,7 +55,8 @@ class ServiceRig:
                 },
                 log=folder / f"{service}-{number}.log",
             )
-            self.children.append(Child(program, restarts=False, say=lambda text: print(text, file=sys.stderr)))
+            said = partial(print, file=sys.stderr)
+            self.children.append(Child(program, restarts=False, say=said, launch=preforked.launch))
         kept = {child.program.name: child for child in self.children}
         self.memory = MemoryWatch(kept, chart_limits(kept))
 

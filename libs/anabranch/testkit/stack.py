@@ -22,10 +22,12 @@ from types import TracebackType
 from typing import Self
 
 from anabranch import clock, faults
+from anabranch.runtime.children import Launch
 from anabranch.runtime.fleet import READY_TIMEOUT_S, SERVICES, Fleet
 from anabranch.store import migrate
 from anabranch.store.nodes import api_keys, key_administration
 from anabranch.store.session.engine import connect
+from anabranch.testkit import preforked
 from anabranch.testkit.memory_limits import MemoryWatch, chart_limits
 
 STOP_PATIENCE_S = 15.0
@@ -37,8 +39,8 @@ class Stack:
 
     ``folder`` takes logs, fault files and the clock's file. ``environment`` is added for every service
     (``ANABRANCH_…`` settings), ``own_environment`` by name. ``memory_limits``: bytes by name, where a test wants others
-    than the chart's. The key in ``key`` has the role admin and opens every
-    database.
+    than the chart's. ``launch``: ``children.launch`` where a test is about what a service does before its first line.
+    The key in ``key`` has the role admin and opens every database.
     """
 
     def __init__(
@@ -51,12 +53,14 @@ class Stack:
         own_environment: Mapping[str, Mapping[str, str]] | None = None,
         ready_timeout_s: float = READY_TIMEOUT_S,
         memory_limits: Mapping[str, int] | None = None,
+        launch: Launch = preforked.launch,
     ) -> None:
         self.database_url = database_url
         self.folder = folder
         self.key = ""
         self.killed: list[tuple[str, float]] = []
         """Each service that was killed by a test, and when (time.monotonic), for a test's report."""
+        self._launch = launch
         self._ready_timeout_s = ready_timeout_s
         self._clock_file = folder / "clock"
         names = list(SERVICES)
@@ -77,6 +81,7 @@ class Stack:
                 for name, file in self._fault_files.items()
             },
             resolvers=resolvers,
+            launch=launch,
         )
         self.memory = MemoryWatch(
             {name: self._fleet.child(name) for name in names}, {**chart_limits(names), **(memory_limits or {})}
@@ -94,6 +99,8 @@ class Stack:
         return self._fleet.metrics_addresses
 
     def __enter__(self) -> Self:
+        if self._launch is preforked.launch:
+            preforked.prepare(SERVICES.values())
         migrate.upgrade(self.database_url)
         self.key = self.new_key("stack", role="admin")
         self.memory.start()

@@ -30,10 +30,10 @@ def run_of(path: str) -> str | None:
 
 def needed(recent: Iterable[Published]) -> set[str]:
     """The files that readers of these runs may want, their manifests among them."""
-    return {path for one in recent for path in (manifest_path(one.run_id), *_named(one.manifest))}
+    return {path for one in recent for path in (manifest_path(one.run_id), *named(one.manifest))}
 
 
-def _named(manifest: Mapping[str, Any]) -> Iterator[str]:
+def named(manifest: Mapping[str, Any]) -> Iterator[str]:
     """Every file that a manifest names, also an entry of an earlier release that this one does not use: other readers
     may."""
     for table in manifest["tables"].values():

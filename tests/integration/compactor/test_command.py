@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -57,6 +59,23 @@ def test_what_cannot_be_done_is_one_line_with_its_reason(
     [line] = done.output.strip().splitlines()
     assert line.startswith("anabranch: ")
     assert line.endswith(f"({reason})")
+
+
+def test_a_lake_goes_on_at_another_root_once_its_files_are_there(lake: Lake, tmp_path: Path) -> None:
+    lake.writer().insert("todo", [("a", "t", None, 1)])
+    lake.compact()
+    lake.writer().insert("todo", [("b", "t", None, 2)])
+    other = tmp_path / "other"
+    arguments = ["--root", str(other), "--postgres-url", lake.url, "--master", "local[1]", "--db", "app"]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 2
+    [line] = done.output.strip().splitlines()
+    assert line.endswith("(LAKE_MOVED)")
+    assert f"{lake.folder}/app/" in line
+    shutil.copytree(lake.folder, other, dirs_exist_ok=True)
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.output
+    assert "app: 1 changes" in done.output
 
 
 def test_a_database_that_cannot_be_compacted_keeps_none_of_the_others_from_it(lake: Lake) -> None:

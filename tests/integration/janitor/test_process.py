@@ -20,6 +20,7 @@ from anabranch.ports import free_port
 from anabranch.runtime.children import Child, Program
 from anabranch.runtime.health import PROBE_OPTIONS, becomes_ready
 from anabranch.store.nodes import key_administration
+from anabranch.testkit import preforked
 from anabranch.v1 import retention_pb2, retention_pb2_grpc
 
 PATIENCE_S = 30.0
@@ -48,7 +49,7 @@ class Rig:
             },
             log=folder / "janitor.log",
         )
-        self.child = Child(program, restarts=False, say=print)
+        self.child = Child(program, restarts=False, say=print, launch=preforked.launch)
 
     def wait_ready(self) -> None:
         until = time.monotonic() + PATIENCE_S

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -15,7 +14,9 @@ from typing import Any
 import grpc
 
 from anabranch.clock import Clock
+from anabranch.runtime.children import Child, Program
 from anabranch.store.nodes import key_administration
+from anabranch.testkit import preforked
 from anabranch.testkit.resolver_rig import Made, ResolverRig, RigNode
 from anabranch.v1 import batch_pb2, resolver_pb2, resolver_pb2_grpc, verdict_pb2
 
@@ -75,18 +76,17 @@ class Service:
 def resolver_process(rig: ResolverRig, url: str, folder: Path) -> Iterator[Service]:
     """A resolver process on the rig's database, at ``url``; ``folder`` takes its log."""
     log = folder / "resolver.log"
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "anabranch_conflict_resolver"],
-            env={**os.environ, "ANABRANCH_POSTGRES_URL": url},
-            stdout=out,
-            stderr=out,
-        )
+    environment = {**os.environ, "ANABRANCH_POSTGRES_URL": url, "ANABRANCH_END_WITH_STDIN": "true"}
+    arguments = (sys.executable, "-m", "anabranch_conflict_resolver")
+    process = Child(
+        Program("resolver", arguments, environment, log), restarts=False, say=print, launch=preforked.launch
+    )
+    process.start()
     made = None
     try:
         end = time.monotonic() + 30
         while made is None:
-            assert process.poll() is None, log.read_text()
+            assert process.pid is not None, log.read_text()
             assert time.monotonic() < end, log.read_text()
             lines = [json.loads(line) for line in log.read_text().splitlines() if '"port"' in line]
             if lines:
@@ -97,7 +97,6 @@ def resolver_process(rig: ResolverRig, url: str, folder: Path) -> Iterator[Servi
         if made is not None:
             made.channel.close()
         process.kill()
-        process.wait(10)
 
 
 def decided(service: Service, subject: str, batch_id: str) -> verdict_pb2.Verdict:

@@ -89,13 +89,13 @@ class Report:
 
     def __str__(self) -> str:
         lines = [f"seed {self.seed}: {sum(self.answers.values())} answers in {self.seconds:.0f} s"]
+        lines += [f"  BREACH {what}: {how[:4_000]}" for what, how in self.breaches.items()]
         lines += [f"  {count:6d}  {what}" for what, count in sorted(self.answers.items())]
         lines += [
             f"  {kind}: {calm * 1000:.1f} ms quiet, {self.attacked.get(kind, float('nan')) * 1000:.1f} ms attacked"
             for kind, calm in sorted(self.quiet.items())
         ]
         lines += [f"  {name}: at most {size / 2**20:.0f} MiB" for name, size in sorted(self.memory.items())]
-        lines += [f"  BREACH {what}: {how[:4_000]}" for what, how in self.breaches.items()]
         return "\n".join(lines)
 
 

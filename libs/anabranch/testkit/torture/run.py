@@ -68,11 +68,11 @@ class Report:
 
     def __str__(self) -> str:
         lines = [f"seed {self.seed}: {self.batches} batches in {self.seconds:.0f} s"]
+        lines += [f"  BROKEN {name}: {what}" for name, what in self.breaches.items()]
+        lines += [f"  NEVER HAPPENED: {what}" for what in self.never]
         lines += [f"  {count:6d}  {what}" for what, count in sorted(self.faults.items())]
         lines += [f"  {count:6d}  {what}" for what, count in sorted(self.verdicts.items())]
         lines += [f"  promise {name}: {what}" for name, what in self.checked.items()]
-        lines += [f"  BROKEN {name}: {what}" for name, what in self.breaches.items()]
-        lines += [f"  NEVER HAPPENED: {what}" for what in self.never]
         return "\n".join(lines)
 
 
