@@ -7,7 +7,6 @@ superuser's URL. `ANABRANCH_POSTGRES_MAJOR` names another version of the embedde
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterator
 
 import hypothesis
@@ -16,6 +15,7 @@ import pytest
 from anabranch.embedded import UNSYNCED
 from anabranch.embedded.postgres import EmbeddedPostgres
 from anabranch.testkit.databases import TestDatabases
+from anabranch.testkit.own_folder import memory_folder
 
 # How long an example takes says how busy the machine is, not whether it is right.
 hypothesis.settings.register_profile("tests", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
@@ -35,23 +35,23 @@ def pytest_report_header() -> str:
 
 
 @pytest.fixture(scope="session")
-def postgres_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def postgres_server() -> Iterator[str]:
     """Superuser URL of a running server, the same for all tests of this process."""
     if POSTGRES_URL:
         yield POSTGRES_URL
         return
-    folder = tmp_path_factory.mktemp("postgres")
-    with EmbeddedPostgres(
-        folder, settings={**UNSYNCED, "max_prepared_transactions": "8"}, major=POSTGRES_MAJOR
-    ) as server:
+    settings = {**UNSYNCED, "max_prepared_transactions": "8", "max_wal_size": "256MB"}
+    with (
+        memory_folder("test-postgres") as folder,
+        EmbeddedPostgres(folder, settings=settings, major=POSTGRES_MAJOR) as server,
+    ):
         yield server.url
-    shutil.rmtree(folder)
 
 
 @pytest.fixture(scope="session")
 def databases(postgres_server: str) -> Iterator[TestDatabases]:
     """Maker of databases on that server, with prepared templates."""
-    made = TestDatabases(postgres_server)
+    made = TestDatabases(postgres_server, file_copies=not POSTGRES_URL)
     yield made
     made.close()
 

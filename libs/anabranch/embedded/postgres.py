@@ -240,6 +240,8 @@ class EmbeddedPostgres:
             locale += ["--locale-provider=builtin", "--builtin-locale=C.UTF-8"]
         arguments = [binaries.program("initdb"), f"-D{data_argument(fresh)}", f"-U{SUPERUSER}", *locale]
         arguments += ["--auth-local=reject", "--auth-host=scram-sha-256", "--pwfile=/dev/stdin"]
+        if iterations := self._settings.get("scram_iterations"):
+            arguments += ["-c", f"scram_iterations={iterations}"]
         # A file rather than a pipe: initdb opens it by name as the other user, whom the file then belongs to.
         with tempfile.TemporaryFile() as handed_over:
             handed_over.write(password.encode())

@@ -21,13 +21,14 @@ where d.datname = %s
 """
 
 
-def create_database(url: str, name: str, *, template: str | None = None) -> str:
-    """Make database `name` on the server of `url` and return its URL: empty, or a copy of `template`.
+def create_database(url: str, name: str, *, template: str | None = None, file_copy: bool = False) -> str:
+    """Make database `name` on the server of `url` and return its URL: empty, or a copy of `template`. `file_copy`: by
+    the files and two checkpoints, which is quicker where nothing is synced; Postgres 15 or newer.
 
     Nobody may be connected to `template`. Raises psycopg.errors.DuplicateDatabase when there is one of that
     name, ObjectInUse when somebody is connected to the template, and psycopg.OperationalError.
     """
-    statement = sql.SQL("create database {} template {}")
+    statement = sql.SQL("create database {} template {}" + (" strategy file_copy" if file_copy else ""))
     _run(url, statement.format(sql.Identifier(name), sql.Identifier(template or "template0")))
     return urlsplit(url)._replace(path=f"/{quote(name, safe='')}").geturl()
 
@@ -45,13 +46,15 @@ def drop_database(url: str, name: str) -> None:
 class TestDatabases:
     """The databases of one test run on the server of `url`; their names don't meet those of other runs.
 
-    `prepared` runs a slow preparation (migrations) once and hands out copies of what it made.
+    `prepared` runs a slow preparation (migrations) once and hands out copies of what it made. `file_copies`: see
+    `create_database`.
     """
 
     __test__ = False  # no test class, whatever its name looks like
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, file_copies: bool = False) -> None:
         self._url = url
+        self._file_copies = file_copies
         self._prefix = f"anabranch_test_{secrets.token_hex(6)}"
         self._count = 0
         self._templates: dict[str, str] = {}
@@ -59,7 +62,7 @@ class TestDatabases:
 
     def fresh(self) -> str:
         """URL of a new, empty database."""
-        return create_database(self._url, self._next_name())
+        return self._create()
 
     def prepared(self, key: str, prepare: Callable[[str], object]) -> str:
         """URL of a new copy of the database that `prepare(url)` made at the first call with this `key`.
@@ -68,10 +71,10 @@ class TestDatabases:
         """
         template = self._templates.get(key)
         if template is None:
-            template = self._next_name()
-            prepare(create_database(self._url, template))
-            self._templates[key] = template
-        return create_database(self._url, self._next_name(), template=template)
+            made = self._create()
+            prepare(made)
+            template = self._templates[key] = _name(made)
+        return self._create(template)
 
     def migrated(self) -> str:
         """URL of a new database with schema `anabranch` at this release's revision."""
@@ -79,7 +82,7 @@ class TestDatabases:
 
     def release(self, url: str) -> None:
         """Mark the database of `url` as no longer needed. It is dropped soon, with others."""
-        self._released.append(unquote(urlsplit(url).path.removeprefix("/")))
+        self._released.append(_name(url))
         if len(self._released) >= RELEASED_AT_MOST:
             self._drop_released()
 
@@ -89,13 +92,18 @@ class TestDatabases:
         self._templates.clear()
         self._drop_released()
 
-    def _next_name(self) -> str:
+    def _create(self, template: str | None = None) -> str:
         self._count += 1
-        return f"{self._prefix}_{self._count}"
+        name = f"{self._prefix}_{self._count}"
+        return create_database(self._url, name, template=template, file_copy=self._file_copies)
 
     def _drop_released(self) -> None:
         while self._released:
             drop_database(self._url, self._released.pop())
+
+
+def _name(url: str) -> str:
+    return unquote(urlsplit(url).path.removeprefix("/"))
 
 
 def _run(url: str, statement: sql.Composed) -> None:

@@ -12,21 +12,27 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 LOCK = "run.lock"
+_MEMORY = Path("/dev/shm")
+_ROOM_BYTES = 4 * 2**30
 
 
 @contextmanager
-def own_folder(kind: str) -> Iterator[Path]:
-    """A new folder ``anabranch-KIND-…`` for the block. Raises OSError where a killed run's folder can't be removed."""
-    prefix = f"anabranch-{kind}-"
-    for left in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+def own_folder(kind: str, parent: Path | None = None) -> Iterator[Path]:
+    """A new folder ``anabranch-KIND-…`` for the block, in ``parent`` (None: the temporary directory).
+
+    Raises:
+        OSError: a killed run's folder can't be removed.
+    """
+    prefix, parent = f"anabranch-{kind}-", parent or Path(tempfile.gettempdir())
+    for left in parent.glob(f"{prefix}*"):
         # Another run that starts may have removed the folder.
         with suppress(FileNotFoundError):
             _remove_where_left(left)
-    with tempfile.TemporaryDirectory(prefix=prefix) as name:
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=parent) as name:
         folder = Path(name)
         fresh = folder / f"{LOCK}.new"
         with fresh.open("w") as lock:
@@ -34,6 +40,12 @@ def own_folder(kind: str) -> Iterator[Path]:
             # The lock is taken before other runs can see the file.
             fresh.rename(folder / LOCK)
             yield folder
+
+
+def memory_folder(kind: str) -> AbstractContextManager[Path]:
+    """``own_folder`` in memory, where the machine has room for it: to make a database costs a tenth there."""
+    roomy = _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free >= _ROOM_BYTES
+    return own_folder(kind, _MEMORY if roomy else None)
 
 
 def _remove_where_left(folder: Path) -> None:

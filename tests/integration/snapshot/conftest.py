@@ -10,6 +10,7 @@ import pytest
 from tests.integration.snapshot.audience_writer import AudienceWriter, restrict
 from ulid import ULID
 
+from anabranch.store.catalog.databases import load_database
 from anabranch.store.catalog.registration import add_table, create_database
 from anabranch.store.session.engine import Session, connect
 from anabranch.testkit.base_writer import BaseWriter
@@ -17,6 +18,7 @@ from anabranch.testkit.databases import TestDatabases
 from anabranch.testkit.log_writer import LogWriter
 from anabranch.testkit.snapshot_reader import Reader
 from anabranch.testkit.snapshot_rig import SnapshotRig
+from anabranch.testkit.waiting import until
 
 PULL_SOURCES = "anabranch_pull_sources_total"
 ITEM = "create table {schema}.item (id text primary key, title text, n bigint, data bytea)"
@@ -105,6 +107,9 @@ def place(rig: SnapshotRig) -> Iterator[Place]:
 def restricted(place: Place) -> Place:
     """The place with the restricted table ``job``, whose audiences are teams by claim."""
     restrict(place)
+    # A stream that begins a moment before the service has heard of the rules ends: its caller is to call again.
+    version, reader = load_database(place.conn, place.name).schema_version, place.make_reader()
+    until(lambda: reader.describe().state.schema_version == version, why="the service has heard of the rules")
     return place
 
 

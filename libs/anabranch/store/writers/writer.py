@@ -93,7 +93,11 @@ def make(conn: Connection, role: str, further: Sequence[str] = ()) -> list[str]:
     found = conn.execute(_OF, {"role": role}).fetchone()
     own = found[0] if found is not None else None
     # The right that makes it a writer comes last: a session that ends on the way leaves one that is not complete.
-    for schema_name in [name for name, _ in conn.execute(_SCHEMAS, {"own": own}).fetchall()]:
+    with conn.transaction():
+        alone(conn, own)
+        for schema_name, _ in conn.execute(_SCHEMAS, {"own": own}).fetchall():
+            pass_on(conn, schema_name, role)
+    for schema_name, _ in conn.execute(_SCHEMAS, {"own": own}).fetchall():
         for tables in lacking_tables(conn, schema_name, role):
             with conn.transaction():
                 conn.execute(_GRANTING)
