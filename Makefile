@@ -37,7 +37,7 @@ demo: setup ## gate tablets, a real day's departures, one Postgres, Parquet; end
 	@$(VENV)/anabranch demo $(DEMO_FLAGS)
 
 test: setup helm classes ## the quick tests; ends with a list of what was not run and why
-	@$(VENV)/python -m pytest $(PYTEST_FLAGS) tests
+	@$(VENV)/python -m pytest $(PYTEST_FLAGS) --durations=10 --durations-min=1 tests
 
 test-slow: setup helm classes ## tests of more than a second: services, faults, outages, Spark, benches
 	@$(VENV)/python -m pytest $(PYTEST_FLAGS) --only-slow --durations=10 tests

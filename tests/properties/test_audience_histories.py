@@ -27,11 +27,11 @@ from anabranch.merge import MutationType, Policy
 from anabranch.testkit.memory_messages import AnswerStream
 from anabranch.testkit.memory_remote import MemoryRemote
 from anabranch.testkit.memory_server import MemoryServer, MemoryTable, Row
+from anabranch.testkit.own_folder import MEMORY
 from anabranch.values import Column, Kind, Table
 from anabranch.values.canonical import table_sum
 from anabranch.wire.audiences import digest
 
-MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 FEW_EXAMPLES, EXAMPLES, MANY_EXAMPLES = 25, 400, 3_000
 TEAMS = ("a", "b", "c")
 

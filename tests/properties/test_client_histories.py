@@ -34,6 +34,7 @@ from anabranch.client.writes.payload import PayloadCache
 from anabranch.merge import SERVER_NODE, MutationType, Policy
 from anabranch.testkit.memory_remote import MemoryRemote
 from anabranch.testkit.memory_server import MemoryServer, MemoryTable
+from anabranch.testkit.own_folder import MEMORY
 from anabranch.testkit.torture.functions import FUNCTIONS
 from anabranch.testkit.unseen import write_unseen
 from anabranch.values import Column, Kind, Table
@@ -61,7 +62,6 @@ TITLES = ["lww", "reject", *(f"function:{name}" for name in FUNCTIONS)]
 UNIQUE = ("body",)
 """Of notes: what constraints refuse."""
 
-MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 """Where a file's commits cost no disk: what survives a crash is for other tests."""
 FEW_EXAMPLES, EXAMPLES, MANY_EXAMPLES = 12, 300, 2_500
 WANTED = (

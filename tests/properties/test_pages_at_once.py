@@ -28,6 +28,7 @@ from anabranch.client.file.device_table import DeviceTable
 from anabranch.client.overlay.rebase import Patch
 from anabranch.client.reading.effects import DELETE, INSERT, UPDATE, Folded, Folder
 from anabranch.testkit.cell_strategies import cells
+from anabranch.testkit.own_folder import MEMORY
 from anabranch.v1 import change_pb2, value_pb2
 from anabranch.values import Cell, Column, Kind, Table, key_text
 from anabranch.values.cells import Literal
@@ -145,6 +146,7 @@ class OneByOne:
             patches[text] = (key, None, {**old[2], **places}, position, audiences)
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(groups=groups, restricted=st.sampled_from([(), ("all", "key")]), skip=st.sampled_from([{}, {"all": 2}]))
 def test_effects_read_by_column_are_those_read_one_by_one(
@@ -194,6 +196,23 @@ def held(path: Path) -> list[Any]:
         return [*found, *((sql, sorted(conn.execute(sql), key=repr)) for sql in KEPT)]
     finally:
         conn.close()
+
+
+def followed(world: Any, steps: Sequence[tuple[Any, ...]], folder: Path) -> Counter[str]:
+    """What ``both_ways`` counts, after the steps of a history."""
+    try:
+        for step in steps:
+            world.step(*step)
+        return both_ways(world, folder)
+    finally:
+        for device in world.devices:
+            device.close()
+
+
+def assert_told(counted: Counter[str]) -> None:
+    """Some of the histories had a queue, and the log was read in other pages."""
+    assert counted["queued"]
+    assert counted["pages 0"] > 2 * counted["pages 1"]
 
 
 def both_ways(world: Any, folder: Path) -> Counter[str]:
@@ -254,24 +273,12 @@ def test_a_file_is_the_same_whatever_the_pages() -> None:
     @settings(max_examples=FEW, deadline=None, suppress_health_check=[HealthCheck.too_slow])
     @given(before=missed, own=writes, after=missed)
     def tell(before: list[Any], own: list[Any], after: list[Any]) -> None:
-        with TemporaryDirectory(dir=with_audiences.MEMORY) as name:
-            world = Audiences(Path(name), 3, 2)
-            try:
-                for action, i, argument in before:
-                    world.step(action, i, argument)
-                world.step("read", 0, 1)
-                for action, _, argument in own:
-                    world.step(action, 0, argument)
-                for action, i, argument in after:
-                    world.step(action, i, argument)
-                counted.update(both_ways(world, Path(name)))
-            finally:
-                for device in world.devices:
-                    device.close()
+        steps = [*before, ("read", 0, 1), *((action, 0, argument) for action, _, argument in own), *after]
+        with TemporaryDirectory(dir=MEMORY) as name:
+            counted.update(followed(Audiences(Path(name), 3, 2), steps, Path(name)))
 
     tell()
-    assert counted["queued"]
-    assert counted["pages 0"] > 2 * counted["pages 1"]
+    assert_told(counted)
 
 
 @pytest.mark.slow
@@ -284,16 +291,9 @@ def test_a_file_is_the_same_whatever_the_pages_when_tables_change() -> None:
     @settings(max_examples=FEW, deadline=None, suppress_health_check=[HealthCheck.too_slow])
     @given(own=own, after=steps)
     def tell(own: list[Any], after: list[Any]) -> None:
-        with TemporaryDirectory(dir=with_schema.MEMORY) as name:
-            world = Schema(Path(name))
-            try:
-                for action, i, number in [*own, *after]:
-                    world.step(action, i, with_schema.Bits(number))
-                counted.update(both_ways(world, Path(name)))
-            finally:
-                for device in world.devices:
-                    device.close()
+        steps = [(action, i, with_schema.Bits(number)) for action, i, number in [*own, *after]]
+        with TemporaryDirectory(dir=MEMORY) as name:
+            counted.update(followed(Schema(Path(name)), steps, Path(name)))
 
     tell()
-    assert counted["queued"]
-    assert counted["pages 0"] > 2 * counted["pages 1"]
+    assert_told(counted)

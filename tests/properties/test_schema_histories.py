@@ -25,6 +25,7 @@ from anabranch.merge import SERVER_NODE, Policy
 from anabranch.testkit.memory_remote import MemoryRemote
 from anabranch.testkit.memory_schema import Ddl
 from anabranch.testkit.memory_server import MemoryServer, MemoryTable
+from anabranch.testkit.own_folder import MEMORY
 from anabranch.values import Cell, Column, Kind, Table
 
 TODO = Table(
@@ -36,7 +37,6 @@ NOTE = Table("note", (Column("id", Kind.STRING, "text"), Column("body", Kind.STR
 NAMES = ("title", "n", "body", "a", "b")
 TABLES = ("todo", "note", "task", "visit")
 KEYS = ("x", "y", "z")
-MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 FEW, MANY = 15, 400
 ACTIONS = ("write", "write", "write", "ddl", "ddl", "sql", "read", "read", "flush", "offline", "online", "open")
 RARE = ("lose", "cut", "behind")

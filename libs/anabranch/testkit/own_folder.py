@@ -16,7 +16,9 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 LOCK = "run.lock"
-_MEMORY = Path("/dev/shm")
+_SHARED_MEMORY = Path("/dev/shm")
+MEMORY = _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else None
+"""A directory whose files are in memory, where there is one."""
 _ROOM_BYTES = 4 * 2**30
 
 
@@ -44,8 +46,8 @@ def own_folder(kind: str, parent: Path | None = None) -> Iterator[Path]:
 
 def memory_folder(kind: str) -> AbstractContextManager[Path]:
     """``own_folder`` in memory, where the machine has room for it: to make a database costs a tenth there."""
-    roomy = _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free >= _ROOM_BYTES
-    return own_folder(kind, _MEMORY if roomy else None)
+    roomy = MEMORY is not None and shutil.disk_usage(MEMORY).free >= _ROOM_BYTES
+    return own_folder(kind, MEMORY if roomy else None)
 
 
 def _remove_where_left(folder: Path) -> None:
