@@ -199,7 +199,7 @@ def held(path: Path) -> list[Any]:
 
 
 def followed(world: Any, steps: Sequence[tuple[Any, ...]], folder: Path) -> Counter[str]:
-    """What ``both_ways`` counts, after the steps of a history."""
+    """The counts of ``both_ways``, after the steps of a history."""
     try:
         for step in steps:
             world.step(*step)
