@@ -12,6 +12,7 @@ from pathlib import Path
 
 from anabranch.bench.workload import DATABASE, DEFINITION, SCHEMA, TABLE
 from anabranch.embedded.postgres import EmbeddedPostgres
+from anabranch.runtime.children import launch
 from anabranch.runtime.config import ServiceSettings
 from anabranch.store import migrate
 from anabranch.store.audiences.set_rules import set_audience_rules
@@ -86,7 +87,7 @@ def staged(server_url: str, folder: Path, url: str, database: Database, resolver
     folder.mkdir()
     # Tests have readiness checked ten times a second, which costs time; a bench uses the default interval.
     as_elsewhere = {"ANABRANCH_READY_INTERVAL_MS": str(ServiceSettings.model_fields["ready_interval_ms"].default)}
-    with Stack(url, folder=folder, resolvers=resolvers, environment=as_elsewhere) as stack:
+    with Stack(url, folder=folder, resolvers=resolvers, environment=as_elsewhere, launch=launch) as stack:
         yield Stage(server_url, url, stack, database, folder)
 
 

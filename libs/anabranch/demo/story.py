@@ -16,6 +16,7 @@ from anabranch.demo.changes import Batch
 from anabranch.demo.outcome import Outcome
 from anabranch.demo.tablet import Tablet
 from anabranch.embedded.postgres import EmbeddedPostgres
+from anabranch.runtime.children import launch
 from anabranch.store.catalog.databases import Database, load_database
 from anabranch.store.session.engine import Session, connect
 from anabranch.testkit.stack import Stack
@@ -42,7 +43,7 @@ def tell(folder: Path, seed: int, console: Console) -> Outcome:
         services.mkdir()
         issuer = airports.Issuer()
         services_stack = stack.enter_context(
-            Stack(url, folder=services, environment=issuer.settings, own_environment=_PATIENT)
+            Stack(url, folder=services, environment=issuer.settings, own_environment=_PATIENT, launch=launch)
         )
         console.print(f"Postgres and the services run. Files: {folder}")
         conn = stack.enter_context(connect(url, application_name="anabranch-demo", autocommit=True))

@@ -84,7 +84,8 @@ class _Parent:
         with os.fdopen(ours, "rb") as standard_input:
             stdin = os.fdopen(its, "wb")
             files = [standard_input.fileno(), output.fileno()]
-            return _Forked(self, self.ask({"environment": dict(program.environment)}, files), stdin)
+            order = {"environment": dict(program.environment), "folder": os.getcwd()}
+            return _Forked(self, self.ask(order, files), stdin)
 
     def ask(self, message: Mapping[str, object], files: list[int] | None = None) -> int:
         """Send a message; gives the answer. Raises OSError where the process is gone."""

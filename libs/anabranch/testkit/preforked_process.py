@@ -3,8 +3,8 @@ the number of a socket and the module that ``python -m`` would run.
 
 A message on the socket is its length, 8 bytes, and JSON:
 
-* ``{"environment": …}``, together with two files: a process is forked, of this environment, with the first as its
-  standard input and the second as its output; the answer is its id.
+* ``{"environment": …, "folder": …}``, together with two files: a process is forked, of this environment and in this
+  folder, with the first as its standard input and the second as its output; the answer is its id.
 * ``{"reap": id}``: a process that has ended gives up its id; the answer is its exit code, or the negative number of the
   signal that ended it.
 
@@ -45,6 +45,7 @@ class _Order(NamedTuple):
     """A process that is to be."""
 
     environment: dict[str, str]
+    folder: str
     files: list[int]
 
 
@@ -62,7 +63,7 @@ def _serve(control: socket.socket) -> _Order | None:
             for file in files:
                 os.close(file)
         else:
-            return _Order(message["environment"], files)
+            return _Order(message["environment"], message["folder"], files)
         control.sendall(answer.to_bytes(_HEAD_BYTES, signed=True))
 
 
@@ -78,6 +79,7 @@ def _exactly(control: socket.socket, size: int) -> bytes:
 
 def _become(order: _Order) -> None:
     os.setsid()
+    os.chdir(order.folder)
     standard_input, output = order.files
     for file, number in ((standard_input, 0), (output, 1), (output, 2)):
         os.dup2(file, number)

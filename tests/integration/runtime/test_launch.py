@@ -68,8 +68,12 @@ def ended(child: Child) -> None:
     until(lambda: child.pid is None, why=lambda: f"it has ended; its log: {log_of(child)}")
 
 
-def test_it_has_a_session_an_environment_and_files_of_its_own(start: Made) -> None:
-    one, other = start({"ANABRANCH_LOG_LEVEL": "debug"}), start()
+def test_it_has_a_session_an_environment_and_files_of_its_own(
+    start: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = start()
+    monkeypatch.chdir(tmp_path)
+    one = start({"ANABRANCH_LOG_LEVEL": "debug"})
     for child in (one, other):
         until(lambda child=child: '"ready"' in log_of(child))  # type: ignore[misc]
         assert child.pid is not None
@@ -77,7 +81,7 @@ def test_it_has_a_session_an_environment_and_files_of_its_own(start: Made) -> No
         assert os.readlink(f"/proc/{child.pid}/fd/1") == str(child.program.log)
     assert one.pid != other.pid
     assert one.pid is not None
-    assert psutil.Process(one.pid).cwd() == str(Path.cwd())
+    assert psutil.Process(one.pid).cwd() == str(tmp_path)
     # A fork has no more files of its parent's than a program has.
     files = {os.readlink(f"/proc/{one.pid}/fd/{n}") for n in os.listdir(f"/proc/{one.pid}/fd")}
     assert str(other.program.log) not in files
