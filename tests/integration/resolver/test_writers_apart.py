@@ -22,7 +22,7 @@ from anabranch.store.catalog import registration
 from anabranch.store.catalog.databases import UnknownDatabaseError
 from anabranch.store.inbox.claim import session_options
 from anabranch.store.nodes import key_administration
-from anabranch.store.writers import our_rights, writer
+from anabranch.store.writers import our_rights, retired, writer
 from anabranch.store.writers.judged import judge
 from anabranch.store.writers.own_writer import own_writer
 from anabranch.store.writers.retired import drop_retired
@@ -257,8 +257,11 @@ def test_the_writer_of_an_older_release_is_dropped(pair: tuple[ResolverRig, Reso
     assert drop_retired(rig.url) == ([], [])
 
 
-def test_a_retired_writer_is_dropped_behind_who_gives_rights(pair: tuple[ResolverRig, ResolverRig], older: str) -> None:
+def test_a_retired_writer_is_dropped_behind_who_gives_rights(
+    pair: tuple[ResolverRig, ResolverRig], older: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Both change the rights to our tables; at one moment one of them would fail."""
+    monkeypatch.setattr(retired, "_LOCK_LIMIT", "set local lock_timeout = '60s'")
     rig, _ = pair
     role = role_of(rig)
     waits = "select count(*) from pg_locks where not granted and locktype <> 'transactionid'"
@@ -269,6 +272,16 @@ def test_a_retired_writer_is_dropped_behind_who_gives_rights(pair: tuple[Resolve
         until(lambda: rig.sql(waits) == [(1,)], beside=dropping)
         making.commit()
         assert dropping.result(60).dropped == [older]
+
+
+def test_a_registration_keeps_a_retired_writer_for_the_next_time(
+    pair: tuple[ResolverRig, ResolverRig], older: str
+) -> None:
+    rig, _ = pair
+    with rig.session() as registering:
+        registering.execute("lock table anabranch.synced_tables in row exclusive mode")
+        assert drop_retired(rig.url) == ([], [])
+    assert drop_retired(rig.url) == ([older], [])
 
 
 def test_what_a_retired_writer_owns_is_not_dropped(pair: tuple[ResolverRig, ResolverRig], older: str) -> None:

@@ -29,6 +29,9 @@ where s.rolname = session_user and s.rolsuper and not pg_catalog.pg_is_in_recove
 order by 1
 """
 
+# They keep no process from starting: who registers a table of many rows is not waited for.
+_LOCK_LIMIT: LiteralString = "set local lock_timeout = '1s'"
+
 
 class Retired(NamedTuple):
     """The names of writers that are dropped, and of those that are left as they own something."""
@@ -45,26 +48,30 @@ def drop_retired(url: str) -> Retired:
     """
     retired = Retired([], [])
     with connect(url, application_name="anabranch-writer", autocommit=True) as conn:
-        for role, owns in conn.execute(_RETIRED).fetchall():
-            if owns:
-                retired.owners.append(role)
-            elif _drop(conn, role):
-                retired.dropped.append(role)
+        found = conn.execute(_RETIRED).fetchall()
+        retired.owners.extend(role for role, owns in found if owns)
+        if useless := [role for role, owns in found if not owns]:
+            try:
+                with conn.transaction():
+                    conn.execute(_LOCK_LIMIT)
+                    # Rights are taken from them to tables to which others may be given some.
+                    writer.alone(conn, None)
+                    retired.dropped.extend(role for role in useless if _drop(conn, role))
+            except psycopg.errors.LockNotAvailable:
+                retired.dropped.clear()
     return retired
 
 
 def _drop(conn: psycopg.Connection[Any], role: str) -> bool:
-    """False where it has rights in another Postgres database, a registration takes long, or another process, of an
-    older release, drops it at this moment."""
+    """False where it has rights in another Postgres database, or another process, of an older release, drops it at this
+    moment."""
     try:
         with conn.transaction():
-            # Its rights are taken from the tables to which others may be given some.
-            writer.alone(conn, None)
             if (role, False) not in conn.execute(_RETIRED).fetchall():
                 return False
             # It owns nothing: its rights go.
             conn.execute(f"drop owned by {quote(role)}".encode())
             conn.execute(f"drop role {quote(role)}".encode())
-    except (psycopg.errors.DependentObjectsStillExist, psycopg.errors.LockNotAvailable, psycopg.errors.UndefinedObject):
+    except (psycopg.errors.DependentObjectsStillExist, psycopg.errors.UndefinedObject):
         return False
     return True

@@ -75,7 +75,8 @@ class Neighbour:
                     call()
                 except (FailedCallError, grpc.RpcError) as error:
                     seen = failed(error) if isinstance(error, grpc.RpcError) else error
-                    self.failures[kind] = f"{seen.code.name} {seen.reason} {seen.details}"
+                    took = f"{phase}, after {time.monotonic() - began:.1f} s"
+                    self.failures[kind] = f"{took}: {seen.code.name} {seen.reason} {seen.details}"
                     # The token of a lost answer is unknown: a new node goes on.
                     self._device = Device(self._device.address, self._device.key, self._device.db_name)
                 else:
