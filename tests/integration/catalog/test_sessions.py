@@ -3,13 +3,16 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
+from typing import Any
 
 import psycopg
 import pytest
 from psycopg import sql
+from psycopg.pq import PipelineStatus
 from psycopg_pool import AsyncConnectionPool
 
 from anabranch.store import migrate
+from anabranch.store.log.history import read_history
 from anabranch.store.log.pull_reader import PullOptions, PullSource
 from anabranch.store.session import patience
 from anabranch.store.session.availability import is_unavailable
@@ -274,3 +277,56 @@ def test_a_pool_asks_a_session_that_has_just_answered_nothing(
         await pool.close()
 
     asyncio.run(run())
+
+
+def test_a_call_that_is_cancelled_in_a_pipeline_leaves_no_session_that_answers_nothing(database_url: str) -> None:
+    """Cancelled at one moment after the other, the last one of them at the pipeline's end."""
+
+    async def read(pool: AsyncConnectionPool[Any]) -> None:
+        async with pool.connection() as conn, conn.pipeline():
+            await conn.execute("select 1", prepare=True)
+            await conn.execute("select 2", prepare=True)
+
+    async def run() -> None:
+        pool = async_pool(database_url, application_name="test", max_size=1, autocommit=True)
+        await pool.open(wait=True)
+        try:
+            for moment in range(400):
+                task = asyncio.create_task(read(pool))
+                for _ in range(moment):
+                    await asyncio.sleep(0)
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+                async with pool.connection() as conn:
+                    assert (await (await conn.execute("select 3", prepare=True)).fetchall()) == [(3,)], moment
+                    assert conn.pgconn.pipeline_status == PipelineStatus.OFF, moment
+        finally:
+            await pool.close()
+
+    asyncio.run(run())
+
+
+def test_a_session_that_is_given_back_in_a_pipeline_is_not_given_out(database_url: str) -> None:
+    async def run() -> None:
+        pool = async_pool(database_url, application_name="test", max_size=1, autocommit=True)
+        await pool.open(wait=True)
+        try:
+            async with pool.connection() as conn:
+                before = conn.info.backend_pid
+                conn.pgconn.enter_pipeline_mode()
+            async with pool.connection() as conn:
+                assert conn.info.backend_pid != before
+                assert (await (await conn.execute("select 1")).fetchall()) == [(1,)]
+        finally:
+            await pool.close()
+
+    asyncio.run(run())
+
+
+def test_a_history_that_is_read_in_a_pipeline_is_not_taken_for_a_missing_database(migrated_url: str) -> None:
+    async def run() -> None:
+        async with await aconnect(migrated_url, application_name="test", autocommit=True) as conn, conn.pipeline():
+            await read_history(conn, 1, [])
+
+    with pytest.raises(psycopg.OperationalError, match="in a pipeline"):
+        asyncio.run(run())

@@ -140,6 +140,8 @@ async def _rows(
     cursor: psycopg.AsyncRawCursor[tuple[Any, ...]] = psycopg.AsyncRawCursor(conn)
     binary.adapt(cursor.adapters)
     await cursor.execute(statement, parameters, prepare=True, binary=True)
+    if cursor.pgresult is None:
+        raise psycopg.OperationalError("the session gave no result: it is in a pipeline that nobody has ended")
     return await cursor.fetchall() if cursor.description else []
 
 

@@ -17,6 +17,7 @@ from typing import Any, Self, TypeVar
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
+from psycopg.pq import PipelineStatus
 from psycopg_pool import AsyncConnectionPool
 
 from anabranch.errors import ServerError
@@ -284,6 +285,17 @@ async def _begin_anew(pool: AsyncConnectionPool[Any]) -> None:
         await pool.check()
 
 
+async def _require_no_pipeline(conn: psycopg.AsyncConnection[Any]) -> None:
+    """Refuse a session that a call gives back in a pipeline, as one does that is cancelled at the pipeline's end: it
+    looks idle, and every later statement in it would seem to have no rows. The pool closes it.
+
+    Raises:
+        psycopg.ProgrammingError: it is in a pipeline.
+    """
+    if conn.pgconn.pipeline_status != PipelineStatus.OFF:
+        raise psycopg.ProgrammingError("the session was left in a pipeline by a call that was cancelled")
+
+
 def async_pool(
     url: str,
     *,
@@ -316,5 +328,6 @@ def async_pool(
         reconnect_failed=_begin_anew,
         name=application_name,
         check=_Pool.check_connection,
+        reset=_require_no_pipeline,
         open=False,
     )
