@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
+from collections.abc import Callable
 from typing import Any
 
 import psycopg
@@ -306,14 +307,25 @@ def test_a_call_that_is_cancelled_in_a_pipeline_leaves_no_session_that_answers_n
     asyncio.run(run())
 
 
-def test_a_session_that_is_given_back_in_a_pipeline_is_not_given_out(database_url: str) -> None:
+def _in_mode(conn: psycopg.AsyncConnection[Any]) -> None:
+    conn.pgconn.enter_pipeline_mode()
+
+
+def _with_the_rest(conn: psycopg.AsyncConnection[Any]) -> None:
+    conn._pipeline = psycopg.AsyncPipeline(conn)
+
+
+@pytest.mark.parametrize("leave", [_in_mode, _with_the_rest])
+def test_a_session_that_is_given_back_in_a_pipeline_is_not_given_out(
+    database_url: str, leave: Callable[[psycopg.AsyncConnection[Any]], None]
+) -> None:
     async def run() -> None:
         pool = async_pool(database_url, application_name="test", max_size=1, autocommit=True)
         await pool.open(wait=True)
         try:
             async with pool.connection() as conn:
                 before = conn.info.backend_pid
-                conn.pgconn.enter_pipeline_mode()
+                leave(conn)
             async with pool.connection() as conn:
                 assert conn.info.backend_pid != before
                 assert (await (await conn.execute("select 1")).fetchall()) == [(1,)]

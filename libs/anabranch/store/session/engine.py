@@ -292,7 +292,7 @@ async def _require_no_pipeline(conn: psycopg.AsyncConnection[Any]) -> None:
     Raises:
         psycopg.ProgrammingError: it is in a pipeline.
     """
-    if conn.pgconn.pipeline_status != PipelineStatus.OFF:
+    if conn._pipeline is not None or conn.pgconn.pipeline_status != PipelineStatus.OFF:
         raise psycopg.ProgrammingError("the session was left in a pipeline by a call that was cancelled")
 
 
