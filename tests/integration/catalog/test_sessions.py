@@ -9,7 +9,6 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg import sql
-from psycopg.pq import PipelineStatus
 from psycopg_pool import AsyncConnectionPool
 
 from anabranch.store import migrate
@@ -276,33 +275,6 @@ def test_a_pool_asks_a_session_that_has_just_answered_nothing(
         await session()
         assert asked
         await pool.close()
-
-    asyncio.run(run())
-
-
-def test_a_call_that_is_cancelled_in_a_pipeline_leaves_no_session_that_answers_nothing(database_url: str) -> None:
-    """Cancelled at one moment after the other, the last one of them at the pipeline's end."""
-
-    async def read(pool: AsyncConnectionPool[Any]) -> None:
-        async with pool.connection() as conn, conn.pipeline():
-            await conn.execute("select 1", prepare=True)
-            await conn.execute("select 2", prepare=True)
-
-    async def run() -> None:
-        pool = async_pool(database_url, application_name="test", max_size=1, autocommit=True)
-        await pool.open(wait=True)
-        try:
-            for moment in range(400):
-                task = asyncio.create_task(read(pool))
-                for _ in range(moment):
-                    await asyncio.sleep(0)
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
-                async with pool.connection() as conn:
-                    assert (await (await conn.execute("select 3", prepare=True)).fetchall()) == [(3,)], moment
-                    assert conn.pgconn.pipeline_status == PipelineStatus.OFF, moment
-        finally:
-            await pool.close()
 
     asyncio.run(run())
 

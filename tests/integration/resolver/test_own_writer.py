@@ -180,7 +180,7 @@ def test_rights_to_many_tables_are_given_in_one_statement(rig: ResolverRig, monk
     ran.clear()
     writer.make(rig.conn, role, ["audit"])
     grants = [statement.partition(" on ")[2].partition(" ")[0] for statement in ran if statement.startswith("grant")]
-    assert grants == ["schema", "table", "sequence"]
+    assert grants == ["table", "schema", "sequence"]
     for number in range(20):
         insert = f"select has_table_privilege(%s, 'audit.t{number}', 'INSERT')"
         assert rig.sql(insert, [role]) == [(True,)]
@@ -273,7 +273,7 @@ def test_an_application_that_alters_a_table_meanwhile_fails_at_nothing(
     rig: ResolverRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of CREATE TRIGGER and GRANT at one moment one fails in Postgres."""
-    monkeypatch.setattr(schema_rights, "_LOCK_LIMIT", "set local lock_timeout = '60s'")
+    monkeypatch.setattr(schema_rights, "LOCK_LIMIT", "set local lock_timeout = '60s'")
     rig.sql("create table app.plain (id text primary key)")
     waits = "select count(*) from pg_locks where not granted and relation = 'app.plain'::regclass"
     with ThreadPoolExecutor(1) as pool, psycopg.connect(rig.url) as app:

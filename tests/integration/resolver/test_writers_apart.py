@@ -261,7 +261,7 @@ def test_a_retired_writer_is_dropped_behind_who_gives_rights(
     pair: tuple[ResolverRig, ResolverRig], older: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both change the rights to our tables; at one moment one of them would fail."""
-    monkeypatch.setattr(retired, "_LOCK_LIMIT", "set local lock_timeout = '60s'")
+    monkeypatch.setattr(retired, "LOCK_LIMIT", "set local lock_timeout = '60s'")
     rig, _ = pair
     role = role_of(rig)
     waits = "select count(*) from pg_locks where not granted and locktype <> 'transactionid'"

@@ -84,8 +84,6 @@ async def run(session: Session, statement: bytes, parameters: Sequence[Parameter
     """
     cursor = session.cursor
     await cursor.execute(statement, parameters, prepare=True, binary=True)
-    if cursor.pgresult is None:
-        raise psycopg.OperationalError("the session gave no result: it is in a pipeline that nobody has ended")
     return await cursor.fetchall() if cursor.description else []
 
 

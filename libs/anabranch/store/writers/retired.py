@@ -15,6 +15,7 @@ from anabranch.store.cells.binary_cells import quote
 from anabranch.store.session.engine import connect
 from anabranch.store.writers import writer
 from anabranch.store.writers.names import OWN_DATABASE, SHARED_NAME
+from anabranch.store.writers.schema_rights import LOCK_LIMIT
 
 _RETIRED: LiteralString = f"""
 select r.rolname::text, exists (
@@ -28,9 +29,6 @@ where s.rolname = session_user and s.rolsuper and not pg_catalog.pg_is_in_recove
   and not exists (select from pg_catalog.pg_stat_activity a where a.usesysid = r.oid)
 order by 1
 """
-
-# They keep no process from starting: who registers a table of many rows is not waited for.
-_LOCK_LIMIT: LiteralString = "set local lock_timeout = '1s'"
 
 
 class Retired(NamedTuple):
@@ -53,7 +51,8 @@ def drop_retired(url: str) -> Retired:
         if useless := [role for role, owns in found if not owns]:
             try:
                 with conn.transaction():
-                    conn.execute(_LOCK_LIMIT)
+                    # A registration of a table of many rows keeps no process from starting.
+                    conn.execute(LOCK_LIMIT)
                     # Rights are taken from them to tables to which others may be given some.
                     writer.alone(conn, None)
                     retired.dropped.extend(role for role in useless if _drop(conn, role))

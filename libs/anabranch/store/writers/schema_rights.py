@@ -23,7 +23,7 @@ SCHEMA_RIGHTS = "usage"
 
 _LOCKED_AT_ONCE = 100
 """A server of default settings has room for 6,400 locks."""
-_LOCK_LIMIT: LiteralString = "set local lock_timeout = '1s'"
+LOCK_LIMIT: LiteralString = "set local lock_timeout = '1s'"
 _LOCKABLE = ("r", "p")
 _HELD_OR_GONE = (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected, psycopg.errors.UndefinedTable)
 
@@ -131,7 +131,7 @@ def grant_locked(conn: Connection, tables: Sequence[str], role: str) -> None:
     """
     try:
         with conn.transaction():
-            conn.execute(_LOCK_LIMIT)
+            conn.execute(LOCK_LIMIT)
             # As a statement that writes: no DDL begins beside it, and nothing else waits for it.
             _run(conn, f"lock table only {', only '.join(tables)} in row exclusive mode")
             _grant(conn, f"{TABLE_RIGHTS} on table", tables, role)

@@ -29,6 +29,7 @@ from anabranch.store.writers.schema_rights import (
     grant_schema,
     grant_sequences,
     grant_table,
+    is_reserved,
     lacking_tables,
     pass_on,
 )
@@ -95,9 +96,11 @@ def make(conn: Connection, role: str, further: Sequence[str] = ()) -> list[str]:
     # The right that makes it a writer comes last: a session that ends on the way leaves one that is not complete.
     with conn.transaction():
         alone(conn, own)
-        for schema_name, _ in conn.execute(_SCHEMAS, {"own": own}).fetchall():
+        names = [name for name, _ in conn.execute(_SCHEMAS, {"own": own}).fetchall()]
+        names += (name for name in further if not is_reserved(name))
+        for schema_name in names:
             pass_on(conn, schema_name, role)
-    for schema_name, _ in conn.execute(_SCHEMAS, {"own": own}).fetchall():
+    for schema_name in names:
         for tables in lacking_tables(conn, schema_name, role):
             with conn.transaction():
                 conn.execute(_GRANTING)
